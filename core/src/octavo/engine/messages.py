@@ -1,0 +1,151 @@
+"""What the API side and the engine say to each other. One message per step per client, flat arrays inside.
+
+A request is known by `handle`, an integer chosen by the client and unique within it; `client` is the index of the API
+process, so that a delta goes back to who asked. Arrays travel as little-endian bytes (numpy tobytes).
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.sampling.params import SamplingParams
+
+
+class Finish(IntEnum):
+    """Why a sequence ended; 0 while it runs. STOP is EOS or a stop token."""
+
+    RUNNING = 0
+    STOP = 1
+    LENGTH = 2
+    ABORT = 3
+    ERROR = 4
+
+
+class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Serve this. tokens: int32 prompt ids. max_tokens is resolved: at most what fits the context.
+
+    eos: token ids that end the sequence as STOP (EOS and stop_token_ids), empty with ignore_eos and no stop tokens.
+    salt: separates prefix-cache entries (cache_salt, later multimodal hashes).
+    """
+
+    handle: int
+    client: int
+    tokens: bytes
+    params: SamplingParams
+    max_tokens: int
+    seed: int
+    eos: tuple[int, ...] = ()
+    priority: int = 0
+    lora: int = 0
+    salt: bytes = b""
+
+
+class Abort(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Stop these; a sequence that has already ended is ignored. `finished` True: ended by a stop string."""
+
+    client: int
+    handles: tuple[int, ...]
+    finished: bool = False
+
+
+class ResetPrefixCache(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Forget all cached blocks that nobody uses."""
+
+    client: int
+
+
+class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """End the engine after this step."""
+
+
+Inbound = Submit | Abort | ResetPrefixCache | Shutdown
+
+
+class LogprobBlock(msgspec.Struct, frozen=True, kw_only=True):
+    """Logprobs of n positions of one sequence; see `octavo.plugin.step.TokenLogprobs`. width = 1 + k."""
+
+    handle: int
+    prompt: bool
+    start: int
+    width: int
+    ids: bytes
+    values: bytes
+    ranks: bytes
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """One sequence failed. `client_error` True: the request was wrong (400), else ours (500)."""
+
+    handle: int
+    message: str
+    field: str = ""
+    client_error: bool = False
+
+
+class Stats(msgspec.Struct, frozen=True, kw_only=True):
+    """Engine gauges and counters (counters only grow) after a step."""
+
+    running: int = 0
+    waiting: int = 0
+    kv_usage: float = 0.0
+    free_blocks: int = 0
+    steps: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    preemptions: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    aborts: int = 0
+
+
+class Deltas(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """What one step gave one client. m sequences: handles int64 [m], counts int32 [m], finish int8 [m],
+    cached int32 [m] (prompt tokens served by the prefix cache), tokens int32 [sum of counts]."""
+
+    step: int
+    handles: bytes = b""
+    counts: bytes = b""
+    finish: bytes = b""
+    cached: bytes = b""
+    tokens: bytes = b""
+    logprobs: tuple[LogprobBlock, ...] = ()
+    failures: tuple[Failure, ...] = ()
+    stats: Stats = Stats()
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The engine serves. `info`: model facts for the client (see `octavo.engine.client.ModelInfo`), JSON."""
+
+    info: bytes
+
+
+class Failed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The engine could not start or died. `kind`: the name of the error class in `octavo.errors`."""
+
+    kind: str
+    message: str
+
+
+Outbound = Deltas | Ready | Failed
+
+_encoder = msgspec.msgpack.Encoder()
+_inbound = msgspec.msgpack.Decoder(Inbound)
+_outbound = msgspec.msgpack.Decoder(Outbound)
+
+encode = _encoder.encode
+decode_inbound = _inbound.decode
+decode_outbound = _outbound.decode
+
+
+def int32(data: bytes) -> NDArray[np.int32]:
+    """View bytes as an int32 array (read-only)."""
+    return np.frombuffer(data, dtype="<i4")
+
+
+def int64(data: bytes) -> NDArray[np.int64]:
+    """View bytes as an int64 array (read-only)."""
+    return np.frombuffer(data, dtype="<i8")

@@ -1,0 +1,308 @@
+"""The behaviour a platform can supply, as Protocols. Shapes: T tokens, S sequences, H heads, D head_dim, B blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+
+from octavo.plugin.data import DeviceDesc, MemInfo, Support
+from octavo.plugin.specs import (
+    AttentionSpec,
+    BatchLimits,
+    KVLayout,
+    KVPlan,
+    KVSpec,
+    LinearSpec,
+    MoESpec,
+    OpContext,
+    QuantScheme,
+)
+from octavo.plugin.step import Batch, KVGroup, StepResult
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from numpy.typing import NDArray
+
+    Tensor = torch.Tensor
+
+Packed = Any
+"""Whatever a kernel's `prepare` returns and its `apply` takes back; opaque to core."""
+
+
+class Stream(Protocol):
+    """An ordered queue of device work."""
+
+    def synchronize(self) -> None: ...
+    def wait_event(self, event: Any) -> None: ...
+
+
+class Event(Protocol):
+    """A mark in a stream."""
+
+    def record(self, stream: Any = None) -> None: ...
+    def synchronize(self) -> None: ...
+    def query(self) -> bool: ...
+
+
+class Device(Protocol):
+    """The only way core touches hardware. `TorchDevice` in `octavo.plugin.torch` serves most platforms."""
+
+    type: str
+    index: int
+
+    @property
+    def torch_device(self) -> torch.device: ...
+    def activate(self) -> None: ...
+    def synchronize(self) -> None: ...
+    def stream(self, priority: int = 0) -> Stream: ...
+    def event(self) -> Event: ...
+    def use_stream(self, stream: Stream) -> AbstractContextManager[Any]: ...
+    def memory(self) -> MemInfo: ...
+    def reset_peak(self) -> None: ...
+    def empty_cache(self) -> None: ...
+    def pin(self, t: Tensor) -> Tensor: ...
+    def seed(self, n: int) -> None: ...
+    def inference(self) -> AbstractContextManager[Any]: ...
+    def describe(self) -> DeviceDesc: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class KVView:
+    """The cache of one layer. k, v: [B, num_kv_heads, block_size, head_dim], strided as `KVLayout.order` says."""
+
+    k: Tensor
+    v: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttnBatch:
+    """What attention must know of a step, for one KV group. Device tensors, and host copies so that planning never syncs.
+
+    q_starts int32 [S + 1]: first token of each sequence in the packed batch; kv_lens int32 [S]: context length after
+    this step; block_table int32 [S, max_blocks]; slots int64 [T]: where token t's K and V go,
+    block * block_size + offset; padding tokens point into block 0, which nobody reads.
+    num_decodes: the first sequences that have exactly one query token.
+    Padded sequences have kv_len 0 and no tokens.
+    """
+
+    num_tokens: int
+    num_seqs: int
+    num_decodes: int
+    max_q_len: int
+    max_kv_len: int
+    q_starts: Tensor
+    kv_lens: Tensor
+    block_table: Tensor
+    slots: Tensor
+    q_starts_host: NDArray[np.int32]
+    kv_lens_host: NDArray[np.int32]
+
+
+AttnPlan = Any
+"""What `AttentionBackend.plan` prepares for all layers of a group; opaque to core."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttnLayer:
+    """What differs between layers of one backend. sinks: float32 [H] or None."""
+
+    index: int
+    sinks: Tensor | None = None
+    k_scale: float = 1.0
+    v_scale: float = 1.0
+
+
+class AttentionBackend(Protocol):
+    """Paged attention: one class. `run` writes the new K and V into the cache, then attends."""
+
+    name: ClassVar[str]
+
+    @classmethod
+    def supports(cls, spec: AttentionSpec, device: Device) -> Support: ...
+    @classmethod
+    def kv_layout(cls, spec: KVSpec) -> KVLayout | None: ...
+    def __init__(self, spec: AttentionSpec, limits: BatchLimits, device: Device) -> None: ...
+    def plan(self, batch: AttnBatch, *, graph: bool) -> AttnPlan: ...
+    def run(
+        self, layer: AttnLayer, q: Tensor, k: Tensor, v: Tensor, kv: KVView, plan: AttnPlan, out: Tensor
+    ) -> Tensor:
+        """q, out [T, H, D]; k, v [T, num_kv_heads, D]. Fills and returns `out`."""
+        ...
+
+
+class LinearKernel(Protocol):
+    """A matrix multiplication. `prepare` takes the checkpoint's canonical tensors ("weight" [N, K] for a plain one)."""
+
+    name: ClassVar[str]
+
+    @classmethod
+    def supports(cls, spec: LinearSpec, device: Device) -> Support: ...
+    def prepare(self, weights: Mapping[str, Tensor], spec: LinearSpec, device: Device) -> Packed: ...
+    def apply(self, x: Tensor, w: Packed, bias: Tensor | None) -> Tensor:
+        """x [T, K] -> [T, N] in the spec's out_dtype."""
+        ...
+
+
+class MoEKernel(Protocol):
+    """Routed experts."""
+
+    name: ClassVar[str]
+
+    @classmethod
+    def supports(cls, spec: MoESpec, device: Device) -> Support: ...
+    def prepare(self, weights: Mapping[str, Tensor], spec: MoESpec, device: Device) -> Packed: ...
+    def apply(
+        self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, w: Packed, expert_map: Tensor | None
+    ) -> Tensor: ...
+
+
+class QuantFormat(Protocol):
+    """Reads a checkpoint's quantization config and says, per weight, which scheme it has."""
+
+    name: ClassVar[str]
+
+    @classmethod
+    def detect(cls, config: Mapping[str, Any]) -> bool:
+        """True if `config` (a model's `quantization_config`) is of this format."""
+        ...
+
+    def __init__(self, config: Mapping[str, Any]) -> None: ...
+    def scheme(self, layer: str) -> QuantScheme | None:
+        """The scheme of the linear layer with that checkpoint name; None if it is not quantized."""
+        ...
+
+
+def always(context: OpContext) -> Support:
+    """The `supports` of a kernel that takes everything."""
+    return Support(ok=True)
+
+
+A = TypeVar("A", bound=AttentionBackend)
+L = TypeVar("L", bound=LinearKernel)
+
+
+class KernelRegistry(Protocol):
+    """Where `register_kernels` puts kernels. Higher priority is asked first; reference kernels are asked last."""
+
+    def op(
+        self,
+        name: str,
+        fn: Callable[..., Any],
+        *,
+        provider: str,
+        priority: int = 0,
+        supports: Callable[[OpContext], Support] = always,
+        inplace: bool = False,
+        graph_safe: bool = True,
+    ) -> None: ...
+    def attention(self, cls: type[Any], *, priority: int = 0) -> None: ...
+    def linear(self, cls: type[Any], *, priority: int = 0) -> None: ...
+    def moe(self, cls: type[Any], *, priority: int = 0) -> None: ...
+
+
+class ExtensionRegistry(Protocol):
+    """Where `register_extensions` puts hardware-neutral things. Core's own built-ins register here too."""
+
+    def model(self, model_type: str, target: str) -> None:
+        """`target` is "package.module:Class", imported when first used."""
+        ...
+
+    def quant_format(self, name: str, target: str) -> None: ...
+
+
+class Communicator(Protocol):
+    """Collectives of one group of ranks. With one rank every call returns its input."""
+
+    rank: int
+    size: int
+
+    def all_reduce(self, t: Tensor) -> Tensor: ...
+    def all_gather(self, t: Tensor, dim: int) -> Tensor: ...
+    def reduce_scatter(self, t: Tensor, dim: int) -> Tensor: ...
+    def all_to_all(self, t: Tensor, in_splits: Sequence[int], out_splits: Sequence[int]) -> Tensor: ...
+    def broadcast(self, t: Tensor, src: int) -> Tensor: ...
+    def send(self, t: Tensor, dst: int) -> None: ...
+    def recv(self, like: Tensor, src: int) -> Tensor: ...
+    def barrier(self) -> None: ...
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchKey:
+    """One padded shape of a step. max_context 0: any."""
+
+    num_tokens: int
+    num_seqs: int
+    max_context: int = 0
+
+
+Handle = Any
+Step = Callable[[], Any]
+
+
+class GraphRunner(Protocol):
+    """Records the whole step once per key and replays it. Capture and ahead-of-time compilation are one contract.
+
+    `fn` takes no argument: it reads the runner's persistent input buffers, which keep their addresses, and returns
+    its outputs, which `run` returns again (the same tensors for a capturing runner).
+    """
+
+    def keys(self, limits: BatchLimits) -> Sequence[BatchKey]: ...
+    def prepare(self, key: BatchKey, fn: Step) -> Handle: ...
+    def run(self, handle: Handle) -> Any: ...
+    def close(self) -> None: ...
+
+
+class ModelExecutor(Protocol):
+    """Runs steps. Core's runner is one; a platform may bring its own (`make_executor`): numpy in, token ids out.
+
+    Ready when made: weights loaded, KV taken. `launch` may return before the step is done; `collect` waits for the
+    oldest launched step and returns its result.
+    """
+
+    @property
+    def kv_groups(self) -> Sequence[KVGroup]:
+        """The block tables the scheduler has to fill, in the order of `Batch.blocks`."""
+        ...
+
+    def launch(self, batch: Batch) -> None: ...
+    def collect(self) -> StepResult: ...
+    def close(self) -> None: ...
+
+
+class WorkerView(Protocol):
+    """What a plugin may see of a worker in `worker_event`."""
+
+    @property
+    def device(self) -> Device: ...
+    @property
+    def rank(self) -> int: ...
+
+
+__all__ = [
+    "AttentionBackend",
+    "AttnBatch",
+    "AttnLayer",
+    "AttnPlan",
+    "BatchKey",
+    "Communicator",
+    "Device",
+    "Event",
+    "ExtensionRegistry",
+    "GraphRunner",
+    "Handle",
+    "KVPlan",
+    "KVView",
+    "KernelRegistry",
+    "LinearKernel",
+    "MoEKernel",
+    "ModelExecutor",
+    "Packed",
+    "QuantFormat",
+    "Stream",
+    "WorkerView",
+    "always",
+]

@@ -1,0 +1,147 @@
+"""How to sample: names and defaults as in vLLM, checked when made. Imports no torch."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+
+from octavo.errors import RequestError
+
+SEED_LIMIT = 2**63
+MAX_BAD_WORDS = 1024
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Parameters of one request. Raises RequestError naming the field when a value is out of range.
+
+    n: answers per prompt.
+    presence_penalty, frequency_penalty: in [-2, 2], over generated tokens. repetition_penalty: > 0, over prompt and
+        generated tokens.
+    temperature: >= 0; 0 (or below 1e-5) is greedy. top_p: (0, 1]. top_k: 0 or -1 is off. min_p: [0, 1].
+    seed: int64; None draws one per request.
+    stop: strings that end the answer (not part of the text unless include_stop_str_in_output).
+    stop_token_ids: further tokens that end it. ignore_eos: go on past EOS.
+    min_tokens: no EOS or stop token before that many. max_tokens: None is "all the room left"; 0 only scores the prompt.
+    logprobs: that many top logprobs a token (-1: whole vocabulary); prompt_logprobs: likewise for the prompt.
+    logit_bias: token id -> value in [-100, 100]. allowed_token_ids: only these. bad_words: never these texts.
+    bad_words_ids: the same as token ids; filled from bad_words by the client.
+    """
+
+    n: int = 1
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    max_tokens: int | None = 16
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[str, ...] = ()
+    bad_words_ids: tuple[tuple[int, ...], ...] = ()
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    detokenize: bool = True
+
+    def __post_init__(self) -> None:
+        # Offline users pass lists and one string; a frozen Struct takes the canonical form here.
+        force = msgspec.structs.force_setattr
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        force(self, "stop", stop)
+        force(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        force(self, "bad_words", tuple(self.bad_words or ()))
+        force(self, "bad_words_ids", tuple(tuple(w) for w in self.bad_words_ids or ()))
+        if self.allowed_token_ids is not None:
+            force(self, "allowed_token_ids", tuple(self.allowed_token_ids))
+        if self.top_k == -1:
+            force(self, "top_k", 0)
+        if self.seed == -1:
+            force(self, "seed", None)
+        self._check()
+
+    def _check(self) -> None:
+        integer(self.n, "n", low=1, high=16384)
+        number(self.presence_penalty, "presence_penalty", low=-2.0, high=2.0)
+        number(self.frequency_penalty, "frequency_penalty", low=-2.0, high=2.0)
+        number(self.repetition_penalty, "repetition_penalty", low=0.0, above=True)
+        number(self.temperature, "temperature", low=0.0)
+        number(self.top_p, "top_p", low=0.0, high=1.0, above=True)
+        integer(self.top_k, "top_k", low=0)
+        number(self.min_p, "min_p", low=0.0, high=1.0)
+        if self.seed is not None:
+            integer(self.seed, "seed", low=-SEED_LIMIT, high=SEED_LIMIT - 1)
+        for text in self.stop:
+            if not isinstance(text, str) or not text:
+                raise RequestError("stop must hold non-empty strings", field="stop")
+        if self.stop and not self.detokenize:
+            raise RequestError("stop strings need detokenize=True", field="stop")
+        for name in ("stop_token_ids", "allowed_token_ids"):
+            for token in getattr(self, name) or ():
+                integer(token, name, low=0)
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise RequestError("allowed_token_ids must not be empty", field="allowed_token_ids")
+        integer(self.min_tokens, "min_tokens", low=0)
+        if self.max_tokens is not None:
+            integer(self.max_tokens, "max_tokens", low=0)
+            if self.min_tokens > self.max_tokens:
+                raise RequestError(
+                    f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})", field="min_tokens"
+                )
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            if value is not None:
+                integer(value, name, low=-1)
+        for token, bias in (self.logit_bias or {}).items():
+            integer(token, "logit_bias", low=0)
+            number(bias, "logit_bias", low=-100.0, high=100.0)
+        if len(self.bad_words) > MAX_BAD_WORDS:
+            raise RequestError(f"bad_words may hold at most {MAX_BAD_WORDS} entries", field="bad_words")
+        for word in self.bad_words:
+            if not isinstance(word, str) or not word:
+                raise RequestError("bad_words must hold non-empty strings", field="bad_words")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most likely token is taken: below this temperature the softmax is one-hot in float32."""
+        return self.temperature < 1e-5
+
+    def check_vocab(self, vocab_size: int) -> None:
+        """Raise RequestError for token ids that the model does not have."""
+        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+            for token in getattr(self, name) or ():
+                if token >= vocab_size:
+                    raise RequestError(
+                        f"{name} holds token id {token}, the vocabulary has {vocab_size}", field=name
+                    )
+        for name in ("logprobs", "prompt_logprobs"):
+            if (getattr(self, name) or 0) > vocab_size:
+                raise RequestError(f"{name} exceeds the vocabulary of {vocab_size}", field=name)
+
+
+def integer(value: Any, field: str, *, low: int | None = None, high: int | None = None) -> None:
+    """Raise RequestError unless value is an int (not a bool) in [low, high]."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise RequestError(f"{field} must be an integer, not {value!r}", field=field)
+    if low is not None and value < low or high is not None and value > high:
+        limits = f"at least {low}" if high is None else f"in [{low}, {high}]"
+        raise RequestError(f"{field} must be {limits}, not {value}", field=field)
+
+
+def number(value: Any, field: str, *, low: float, high: float | None = None, above: bool = False) -> None:
+    """Raise RequestError unless value is a finite number in [low, high], or (low, high] when `above`."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise RequestError(f"{field} must be a finite number, not {value!r}", field=field)
+    if value < low or (above and value == low) or (high is not None and value > high):
+        left = "(" if above else "["
+        limits = f"in {left}{low}, {high}]" if high is not None else f"{'above' if above else 'at least'} {low}"
+        raise RequestError(f"{field} must be {limits}, not {value}", field=field)
