@@ -1,0 +1,123 @@
+"""Torch helpers for plugins: a device that most platforms can use as it is. The only torch import of the door."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from octavo.plugin.data import DeviceDesc, MemInfo
+
+
+class NullStream:
+    """The stream of a platform without streams: all work is done when the call returns."""
+
+    def synchronize(self) -> None:
+        """Nothing is pending."""
+
+    def wait_event(self, event: Any) -> None:
+        """Every event has happened."""
+
+
+class NullEvent:
+    """The event of a platform without streams."""
+
+    def record(self, stream: Any = None) -> None:
+        """Happened."""
+
+    def synchronize(self) -> None:
+        """Happened."""
+
+    def query(self) -> bool:
+        return True
+
+
+class TorchDevice:
+    """A `Device` over a torch backend module (`torch.<kind>`), found by the device's torch type.
+
+    kind: torch device type; memory: () -> MemInfo where the backend has no `mem_get_info`.
+    What the backend lacks (streams, pinning, peak counters) becomes a null object.
+    """
+
+    def __init__(self, kind: str, index: int = 0, *, memory: Callable[[], MemInfo] | None = None) -> None:
+        self.type = kind
+        self.index = index
+        self._module = torch.get_device_module(kind) if kind != "cpu" else None
+        self._memory = memory
+        self._device = torch.device(kind) if kind == "cpu" else torch.device(kind, index)
+
+    @property
+    def torch_device(self) -> torch.device:
+        return self._device
+
+    def _backend(self, name: str) -> Any:
+        return getattr(self._module, name, None)
+
+    def activate(self) -> None:
+        if set_device := self._backend("set_device"):
+            set_device(self.index)
+
+    def synchronize(self) -> None:
+        if sync := self._backend("synchronize"):
+            sync(self.index)
+
+    def stream(self, priority: int = 0) -> Any:
+        make = self._backend("Stream")
+        return make(device=self._device, priority=priority) if make else NullStream()
+
+    def event(self) -> Any:
+        make = self._backend("Event")
+        return make() if make else NullEvent()
+
+    def use_stream(self, stream: Any) -> AbstractContextManager[Any]:
+        use = self._backend("stream")
+        return use(stream) if use and not isinstance(stream, NullStream) else contextlib.nullcontext()
+
+    def memory(self) -> MemInfo:
+        if self._memory is not None:
+            return self._memory()
+        info = self._backend("mem_get_info")
+        if info is None:
+            raise RuntimeError(f"torch.{self.type} has no mem_get_info; pass memory= to TorchDevice")
+        free, total = info(self.index)
+        peak = self._backend("max_memory_allocated")
+        reserved = self._backend("memory_reserved")
+        return MemInfo(
+            total=total,
+            free=free,
+            peak_torch=peak(self.index) if peak else 0,
+            non_torch=max(0, total - free - (reserved(self.index) if reserved else 0)),
+        )
+
+    def reset_peak(self) -> None:
+        if reset := self._backend("reset_peak_memory_stats"):
+            reset(self.index)
+
+    def empty_cache(self) -> None:
+        if empty := self._backend("empty_cache"):
+            empty()
+
+    def pin(self, t: torch.Tensor) -> torch.Tensor:
+        return t.pin_memory() if self.type != "cpu" and torch.accelerator.is_available() else t
+
+    def seed(self, n: int) -> None:
+        torch.manual_seed(n)
+
+    def inference(self) -> AbstractContextManager[Any]:
+        return torch.inference_mode()
+
+    def describe(self) -> DeviceDesc:
+        props = self._backend("get_device_properties")
+        if props is None:
+            return DeviceDesc(name=self.type, index=self.index, memory=self.memory().total)
+        p = props(self.index)
+        return DeviceDesc(
+            name=getattr(p, "name", self.type),
+            index=self.index,
+            memory=getattr(p, "total_memory", 0),
+            compute_units=getattr(p, "multi_processor_count", 0),
+            uuid=str(getattr(p, "uuid", "")),
+        )
