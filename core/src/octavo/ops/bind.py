@@ -165,7 +165,6 @@ class KernelTable:
             self.choices.append(choice)
 
 
-
 def describe(spec: Any) -> str:
     """A spec in a few words, for messages and `octavo explain`."""
     if isinstance(spec, LinearSpec):

@@ -15,32 +15,34 @@ from torch import Tensor
 from octavo.ops.catalogue import OpDef, define
 
 NEG_INF = float("-inf")
-GOLDEN = 0x9E3779B9
-"""2**32 / golden ratio: spreads consecutive token ids before mixing."""
+GOLDEN = 0x9E3779B9 - 2**32
+"""2**32 / golden ratio, as int32: spreads consecutive token ids before mixing."""
+
+
+def _right(x: Tensor, bits: int) -> Tensor:
+    """Logical right shift of int32."""
+    return (x >> bits).bitwise_and_((1 << (32 - bits)) - 1)
 
 
 def mix32(x: Tensor) -> Tensor:
-    """The 32-bit finalizer of MurmurHash3 on int64 tensors that hold values in [0, 2**32)."""
-    mask = 0xFFFFFFFF
-    x = ((x ^ (x >> 16)) * 0x85EBCA6B) & mask
-    x = ((x ^ (x >> 13)) * 0xC2B2AE35) & mask
-    return x ^ (x >> 16)
+    """The 32-bit finalizer of MurmurHash3 on int32 tensors (arithmetic wraps), in place."""
+    x.bitwise_xor_(_right(x, 16)).mul_(0x85EBCA6B - 2**32)
+    x.bitwise_xor_(_right(x, 13)).mul_(0xC2B2AE35 - 2**32)
+    return x.bitwise_xor_(_right(x, 16))
 
 
 def row_key(seeds: Tensor, positions: Tensor) -> Tensor:
-    """One 32-bit key per row from int64 seeds [N] and the int64 positions [N] of the tokens to be sampled."""
-    mask = 0xFFFFFFFF
-    key = mix32(seeds & mask)
-    key = mix32(key ^ ((seeds >> 32) & mask))
-    return mix32((key + positions * GOLDEN) & mask)
+    """One int32 key per row from int64 seeds [N] and the int64 positions [N] of the tokens to be sampled."""
+    low, high = seeds.view(torch.int32).reshape(-1, 2).unbind(1)
+    key = mix32(mix32(low.clone()) ^ high)
+    return mix32(key + positions.to(torch.int32) * GOLDEN)
 
 
 def gumbel(keys: Tensor, num_tokens: int) -> Tensor:
-    """Gumbel noise float32 [N, V] for keys [N]: -log(-log(u)), u in (0, 1) from 23 hashed bits."""
-    tokens = torch.arange(num_tokens, device=keys.device, dtype=torch.int64) * GOLDEN
-    bits = mix32((keys[:, None] + tokens) & 0xFFFFFFFF) >> 9
-    u = bits.to(torch.float32).add_(0.5).mul_(2.0**-23)
-    return u.log_().neg_().log_().neg_()
+    """Gumbel noise float32 [N, V] for int32 keys [N]: -log(-log(u)), u in (0, 1) from 23 hashed bits."""
+    tokens = torch.arange(num_tokens, device=keys.device, dtype=torch.int32) * GOLDEN
+    u = _right(mix32(keys[:, None] + tokens), 9).to(torch.float32)
+    return u.add_(0.5).mul_(2.0**-23).log_().neg_().log_().neg_()
 
 
 def sample(logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
@@ -113,9 +115,7 @@ def logit_bias(logits: Tensor, rows: Tensor, tokens: Tensor, values: Tensor) -> 
     return logits.index_put_((rows, tokens), values, accumulate=True)
 
 
-def bad_words(
-    logits: Tensor, rows: Tensor, history: Tensor, prefixes: Tensor, lengths: Tensor, last: Tensor
-) -> Tensor:
+def bad_words(logits: Tensor, rows: Tensor, history: Tensor, prefixes: Tensor, lengths: Tensor, last: Tensor) -> Tensor:
     """Forbid the last token of a phrase whose other tokens were just generated, in place. M phrases.
 
     rows int64 [M]: row of each phrase; history int64 [N, P]: the last P generated tokens, right-aligned, -1 padded;
@@ -186,9 +186,7 @@ def _topk_topp_inputs(dtype: str) -> Iterable[tuple[Tensor, ...]]:
 
 def _bitmask_inputs(dtype: str) -> Iterable[tuple[Tensor, ...]]:
     for n, v in ((1, 33), (4, 500)):
-        words = torch.randint(
-            -(2**31), 2**31 - 1, (n, (v + 31) // 32), generator=_generator(), dtype=torch.int32
-        )
+        words = torch.randint(-(2**31), 2**31 - 1, (n, (v + 31) // 32), generator=_generator(), dtype=torch.int32)
         yield _logits(n, v, dtype), words
 
 
