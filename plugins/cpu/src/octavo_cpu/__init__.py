@@ -1,0 +1,103 @@
+"""The CPU platform of Octavo: the hooks. Imports nothing heavy; torch comes with `make_device`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from octavo.plugin import (
+    ConfigPatch,
+    Device,
+    DeviceDesc,
+    KernelRegistry,
+    OptionSpec,
+    PlatformCaps,
+    PlatformInfo,
+    Probe,
+    hookimpl,
+)
+
+if TYPE_CHECKING:
+    from octavo.config import EngineConfig
+
+VERSION = "0.1.0"
+
+
+def wide_copy_choice(text: str) -> str:
+    """Parse the option `wide_copy`."""
+    if text not in ("auto", "never"):
+        raise ValueError(f"wide_copy must be auto or never, not {text!r}")
+    return text
+
+
+WIDE_COPY = OptionSpec(
+    type=wide_copy_choice,
+    default="auto",
+    help="auto | never: whether a linear layer may keep a second, wider copy of its weight for batches "
+    "(several times faster batches and prompts, up to three times the memory of the weights)",
+)
+
+
+@hookimpl
+def platform_info() -> PlatformInfo:
+    return PlatformInfo(name="cpu", api="0.1", version=VERSION, device_type="cpu", options={"wide_copy": WIDE_COPY})
+
+
+@hookimpl
+def platform_probe() -> Probe:
+    from importlib.util import find_spec
+
+    from octavo_cpu.host import cpu_name, memory, physical_cores
+
+    if find_spec("torch") is None:
+        return Probe(available=False, reason="torch is not installed")
+    desc = DeviceDesc(name=cpu_name(), memory=memory().total, compute_units=physical_cores())
+    return Probe(available=True, score=0, devices=(desc,))
+
+
+@hookimpl
+def platform_caps(options: Mapping[str, object]) -> PlatformCaps:
+    from octavo_cpu.host import has_native_bf16
+
+    return PlatformCaps(
+        dtypes=("bfloat16", "float16", "float32"),
+        default_dtype="bfloat16" if has_native_bf16() else "float32",
+        kv_dtypes=("auto", "bfloat16", "float16", "float32"),
+        dist_backend="gloo",
+        collectives=frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast", "send", "recv"}),
+        max_world_size=64,
+        features=frozenset({"prefix_cache", "chunked_prefill", "spec_decode", "structured"}),
+        extras={"wide_copy": options.get("wide_copy", WIDE_COPY.default)},
+    )
+
+
+@hookimpl
+def platform_configure(config: EngineConfig, caps: PlatformCaps) -> Sequence[ConfigPatch]:
+    return (
+        ConfigPatch(
+            field="cache.memory_utilization",
+            value=0.6,
+            reason="main memory is shared with the operating system, its page cache and other programs",
+        ),
+        ConfigPatch(
+            field="scheduler.run_ahead",
+            value=0,
+            reason="the host is the device: scheduling a step ahead hides nothing and learns of EOS late",
+        ),
+    )
+
+
+@hookimpl
+def make_device(local_rank: int, config: EngineConfig, caps: PlatformCaps) -> Device:
+    from octavo_cpu.device import CpuDevice
+    from octavo_cpu.host import thread_count
+
+    num_threads = thread_count(config.platform.threads, num_workers=config.parallel.tensor_parallel_size)
+    return CpuDevice(local_rank, num_threads=num_threads, wide_copy=caps.extras.get("wide_copy") != "never")
+
+
+@hookimpl
+def register_kernels(registry: KernelRegistry, device: Device, caps: PlatformCaps) -> None:
+    from octavo_cpu.ops import register
+
+    register(registry)
