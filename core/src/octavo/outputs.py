@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 
@@ -37,7 +37,10 @@ class CompletionOutput:
 
 @dataclass
 class RequestOutput:
-    """A prompt and its answers. prompt_logprobs: per prompt token (the first is None), if asked for."""
+    """A prompt and its answers. prompt_logprobs: per prompt token (the first is None), if asked for.
+
+    A stream yields these as deltas: `outputs` then holds only what is new since the last one.
+    """
 
     request_id: str
     prompt: str | None
@@ -46,3 +49,42 @@ class RequestOutput:
     finished: bool = False
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     num_cached_tokens: int = 0
+
+
+class OutputMerger:
+    """Joins the deltas of one request into a single RequestOutput, in work linear in their size."""
+
+    def __init__(self) -> None:
+        self._whole: RequestOutput | None = None
+        self._answers: dict[int, CompletionOutput] = {}
+        self._texts: dict[int, list[str]] = {}
+
+    def add(self, delta: RequestOutput) -> None:
+        """Append a delta. The delta itself is left as it is."""
+        if self._whole is None:
+            self._whole = replace(delta, outputs=[])
+        whole = self._whole
+        whole.finished = delta.finished
+        whole.num_cached_tokens = delta.num_cached_tokens
+        if delta.prompt_logprobs is not None:
+            whole.prompt_logprobs = delta.prompt_logprobs
+        for new in delta.outputs:
+            answer = self._answers.setdefault(new.index, CompletionOutput(index=new.index))
+            self._texts.setdefault(new.index, []).append(new.text)
+            answer.token_ids.extend(new.token_ids)
+            if new.logprobs is not None:
+                if answer.logprobs is None:
+                    answer.logprobs = []
+                answer.logprobs.extend(new.logprobs)
+            answer.cumulative_logprob = new.cumulative_logprob
+            answer.finish_reason, answer.stop_reason = new.finish_reason, new.stop_reason
+
+    def result(self) -> RequestOutput | None:
+        """Everything added so far, answers ordered by index; None if nothing was added."""
+        if self._whole is None:
+            return None
+        for index, pieces in self._texts.items():
+            self._texts[index] = ["".join(pieces)]
+            self._answers[index].text = self._texts[index][0]
+        self._whole.outputs = [self._answers[index] for index in sorted(self._answers)]
+        return self._whole
