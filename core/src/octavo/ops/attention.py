@@ -1,0 +1,220 @@
+"""Paged attention: writing keys and values into blocks, and attending over them.
+
+Shapes: T tokens, S sequences, H query heads, Hkv KV heads, D head_dim, B blocks, N tokens of a block.
+
+    tokens    | seq 0: 1 | seq 1: q_len 3 | ...        q_starts = [0, 1, 4, ...]
+    positions   kv_len-1   kv_len-3 .. kv_len-1        the last q_len positions of the context are the queries
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from octavo.ops.catalogue import DEFAULT_TOLERANCE, OpDef, define
+from octavo.ops.samples import gaussian
+from octavo.plugin.contracts import AttnBatch, AttnLayer, Device, KVView
+from octavo.plugin.data import YES, Support, no
+from octavo.plugin.specs import AttentionSpec, BatchLimits, KVLayout, KVSpec
+
+Tensor = torch.Tensor
+
+
+def kv_write(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
+    """Write token t's key and value to slot slots[t] = block * N + offset. In place; returns both caches.
+
+    k, v [T, Hkv, D], possibly strided; caches [B, Hkv, N, D] in any stride order and dtype; slots int64 [T].
+    """
+    block_size = k_cache.shape[2]
+    blocks, offsets = slots // block_size, slots % block_size
+    k_cache[blocks, :, offsets] = k.to(k_cache.dtype)
+    v_cache[blocks, :, offsets] = v.to(v_cache.dtype)
+    return k_cache, v_cache
+
+
+def paged_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    q_starts: Tensor,
+    kv_lens: Tensor,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Causal attention of each sequence's newest tokens over its whole context, already in the cache.
+
+    q [T, H, D]; caches [B, Hkv, N, D]; block_table int32 [S, M]; q_starts int32 [S + 1]; kv_lens int32 [S] (0: padding).
+    A query at position p sees positions p - window + 1 .. p. sinks float32 [H]: a logit that takes weight and gives no
+    value. Softmax in float32. Returns a new [T, H, D] in q's dtype; tokens beyond q_starts[S] become zero.
+    Blocks that no query sees are never read: they may belong to others by now.
+    """
+    out = torch.zeros_like(q, memory_format=torch.contiguous_format)
+    starts, lengths = q_starts.tolist(), kv_lens.tolist()
+    for i, kv_len in enumerate(lengths):
+        rows = slice(starts[i], starts[i + 1])
+        if rows.stop > rows.start:
+            k, v, first = gather_context(
+                k_cache, v_cache, block_table[i], kv_len, rows.stop - rows.start, window
+            )
+            out[rows] = attend(
+                q[rows], k, v, kv_len - first, scale, window=window, softcap=softcap, sinks=sinks
+            )
+    return out
+
+
+def gather_context(
+    k_cache: Tensor, v_cache: Tensor, table: Tensor, kv_len: int, q_len: int, window: int | None
+) -> tuple[Tensor, Tensor, int]:
+    """Keys and values [L, Hkv, D] of one sequence from the first position that any query sees, and that position."""
+    block_size = k_cache.shape[2]
+    first = max(0, kv_len - q_len - window + 1) if window is not None else 0
+    position = torch.arange(first, kv_len, device=table.device)
+    blocks = table[position // block_size].long()
+    return k_cache[blocks, :, position % block_size], v_cache[blocks, :, position % block_size], first
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    kv_len: int,
+    scale: float,
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Dense causal attention of q [n, H, D], the last n of kv_len positions, over k, v [kv_len, Hkv, D]; float32 inside."""
+    num_queries, num_heads, head_dim = q.shape
+    num_kv_heads = k.shape[1]
+    # [Hkv, H / Hkv, n, D]: the query heads that share a KV head are a batch dimension, so that KV is never repeated.
+    grouped = q.float().view(num_queries, num_kv_heads, -1, head_dim).permute(1, 2, 0, 3)
+    keys, values = (t.float().transpose(0, 1)[:, None] for t in (k, v))
+    scores = grouped @ keys.transpose(-1, -2) * scale
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    query = torch.arange(kv_len - num_queries, kv_len, device=q.device)[:, None]
+    key = torch.arange(kv_len, device=q.device)
+    hidden = key > query
+    if window is not None:
+        hidden |= key <= query - window
+    scores = scores.masked_fill(hidden, float("-inf"))
+    if sinks is not None:
+        extra = sinks.float().view(num_kv_heads, -1, 1, 1).expand(*scores.shape[:-1], 1)
+        weights = torch.cat((scores, extra), dim=-1).softmax(dim=-1)[..., :-1]
+    else:
+        weights = scores.softmax(dim=-1)
+    return (weights @ values).permute(2, 0, 1, 3).reshape(num_queries, num_heads, head_dim).to(q.dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReferencePlan:
+    """A step as the reference walks it. spans: (sequence, first token, past the last, kv_len), none of them empty."""
+
+    spans: Sequence[tuple[int, int, int, int]]
+    num_tokens: int
+    block_table: Tensor
+    slots: Tensor
+
+
+class ReferenceAttention:
+    """The attention of a platform that brings none: `kv_write` and `paged_attention`, one sequence after another."""
+
+    name: ClassVar[str] = "reference"
+
+    @classmethod
+    def supports(cls, spec: AttentionSpec, device: Device) -> Support:
+        return YES if spec.causal else no("only causal attention is implemented")
+
+    @classmethod
+    def kv_layout(cls, spec: KVSpec) -> KVLayout | None:
+        return None
+
+    def __init__(self, spec: AttentionSpec, limits: BatchLimits, device: Device) -> None:
+        self._spec = spec
+
+    def plan(self, batch: AttnBatch, *, graph: bool) -> ReferencePlan:
+        starts, lengths = batch.q_starts_host.tolist(), batch.kv_lens_host.tolist()
+        spans = [
+            (i, starts[i], starts[i + 1], kv_len)
+            for i, kv_len in enumerate(lengths)
+            if starts[i + 1] > starts[i]
+        ]
+        return ReferencePlan(
+            spans=spans,
+            num_tokens=spans[-1][2] if spans else 0,
+            block_table=batch.block_table,
+            slots=batch.slots,
+        )
+
+    def run(
+        self, layer: AttnLayer, q: Tensor, k: Tensor, v: Tensor, kv: KVView, plan: ReferencePlan, out: Tensor
+    ) -> Tensor:
+        """q, out [T, H, D]; k, v [T, Hkv, D]. Fills and returns `out`; padding tokens become zero.
+
+        A scaled cache stores k / k_scale and v / v_scale; both scales are folded back around the softmax.
+        """
+        spec = self._spec
+        if layer.k_scale != 1.0 or layer.v_scale != 1.0:
+            k, v = k / layer.k_scale, v / layer.v_scale
+        kv_write(k, v, kv.k, kv.v, plan.slots)
+        scale = spec.scale * layer.k_scale
+        for i, start, stop, kv_len in plan.spans:
+            keys, values, first = gather_context(
+                kv.k, kv.v, plan.block_table[i], kv_len, stop - start, spec.window
+            )
+            out[start:stop] = attend(
+                q[start:stop],
+                keys,
+                values,
+                kv_len - first,
+                scale,
+                window=spec.window,
+                softcap=spec.softcap,
+                sinks=layer.sinks,
+            )
+        out[plan.num_tokens :] = 0
+        return out if layer.v_scale == 1.0 else out.mul_(layer.v_scale)
+
+
+def _kv_write_samples(dtype: str) -> Iterable[tuple[Any, ...]]:
+    for tokens, heads, dim, block_size in ((1, 2, 64, 16), (9, 1, 80, 16), (0, 2, 64, 16), (20, 4, 128, 32)):
+        k, v = (
+            gaussian(tokens, heads, dim, dtype=dtype, seed=1),
+            gaussian(tokens, heads, dim, dtype=dtype, seed=2),
+        )
+        caches = [torch.zeros(4, heads, block_size, dim, dtype=k.dtype) for _ in range(2)]
+        slots = torch.randperm(4 * block_size, generator=torch.Generator().manual_seed(3))[:tokens]
+        yield k, v, *caches, slots
+
+
+def _paged_samples(dtype: str) -> Iterable[tuple[Any, ...]]:
+    for window, softcap, with_sinks in (
+        (None, None, False),
+        (8, None, False),
+        (None, 20.0, False),
+        (8, None, True),
+    ):
+        for num_heads, num_kv_heads, dim in ((4, 2, 64), (3, 1, 80), (8, 8, 32)):
+            q_lens, kv_lens = (1, 1, 5, 17, 0), (9, 33, 5, 40, 0)
+            table = 1 + torch.randperm(20, generator=torch.Generator().manual_seed(4)).view(5, 4).int()
+            starts = torch.tensor((0, *q_lens)).cumsum(0).int()
+            caches = [gaussian(21, num_kv_heads, 16, dim, dtype=dtype, seed=s) for s in (1, 2)]
+            q = gaussian(int(starts[-1]) + 2, num_heads, dim, dtype=dtype, seed=3)
+            sinks = gaussian(num_heads, seed=5) if with_sinks else None
+            scale = dim**-0.5
+            yield q, *caches, table, starts, torch.tensor(kv_lens).int(), scale, window, softcap, sinks
+
+
+define(OpDef(name="kv_write", reference=kv_write, samples=_kv_write_samples, tolerance=DEFAULT_TOLERANCE))
+define(
+    OpDef(
+        name="paged_attention", reference=paged_attention, samples=_paged_samples, tolerance=DEFAULT_TOLERANCE
+    )
+)

@@ -1,0 +1,51 @@
+"""Both ends of a decoder: token ids to vectors, head outputs to logits. Shapes: T tokens, N rows, V vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from octavo.ops.catalogue import DEFAULT_TOLERANCE, OpDef, define
+from octavo.ops.samples import gaussian, integers
+
+Tensor = torch.Tensor
+
+
+def embedding(ids: Tensor, table: Tensor, scale: float | None = None) -> Tensor:
+    """table[ids], times `scale` if given: [T, hidden] in the table's dtype. ids int32 or int64 [T]; table [V, hidden]."""
+    rows = F.embedding(ids, table)
+    return rows if scale is None else rows * scale
+
+
+def logits(x: Tensor, scale: float | None = None, softcap: float | None = None) -> Tensor:
+    """What the head gave, as float32 logits [N, V]: times `scale`, then softcap * tanh(value / softcap).
+
+    x [N, V]; the result may be x itself if there is nothing to do.
+    """
+    out = x.float()
+    if scale is not None:
+        out = out * scale
+    if softcap is not None:
+        out = torch.tanh(out / softcap) * softcap
+    return out
+
+
+def _embedding_samples(dtype: str) -> Iterable[tuple[Any, ...]]:
+    table = gaussian(50, 64, dtype=dtype, seed=1)
+    yield integers(7, high=50), table
+    yield integers(7, high=50, dtype="int32"), table, 8.0
+    yield integers(0, high=50), table
+
+
+def _logits_samples(dtype: str) -> Iterable[tuple[Any, ...]]:
+    x = gaussian(3, 50, dtype=dtype, seed=1, scale=20.0)
+    for scale in (None, 0.125):
+        for softcap in (None, 30.0):
+            yield x, scale, softcap
+
+
+define(OpDef(name="embedding", reference=embedding, samples=_embedding_samples, tolerance=DEFAULT_TOLERANCE))
+define(OpDef(name="logits", reference=logits, samples=_logits_samples, tolerance=DEFAULT_TOLERANCE))

@@ -1,0 +1,108 @@
+"""Rotary position embedding (Su et al., 2021), half-rotation style: dimension i is paired with i + R / 2.
+
+Shapes: T tokens, H query heads, Hkv key heads, D head_dim, R rotated dimensions (R <= D), P positions in the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from octavo.ops.catalogue import DEFAULT_TOLERANCE, OpDef, define
+from octavo.ops.samples import gaussian, integers
+
+Tensor = torch.Tensor
+
+
+def rope(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Rotate the first R dimensions of every head; the other D - R pass through. Returns new contiguous tensors.
+
+    q [T, H, D], k [T, Hkv, D], possibly strided; positions int64 [T]; cos_sin [P, R]: R / 2 cosines, then R / 2 sines.
+    """
+    cos, sin = cos_sin[positions].to(q.dtype)[:, None].chunk(2, dim=-1)
+    return _rotate(q, cos, sin), _rotate(k, cos, sin)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    half = cos.shape[-1]
+    first, second = x[..., :half], x[..., half : 2 * half]
+    parts = [first * cos - second * sin, second * cos + first * sin]
+    if x.shape[-1] > 2 * half:
+        parts.append(x[..., 2 * half :])
+    return torch.cat(parts, dim=-1)
+
+
+def qkv_norm_rope(
+    ops: Any,
+    qkv: Tensor,
+    positions: Tensor,
+    cos_sin: Tensor | None,
+    q_weight: Tensor | None,
+    k_weight: Tensor | None,
+    eps: float,
+    num_heads: int,
+    num_kv_heads: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Split a packed projection, norm queries and keys, rotate them. Returns q [T, H, D], k and v [T, Hkv, D].
+
+    qkv [T, (H + 2 Hkv) D]: queries, keys, values. cos_sin as in `rope`; None: no rotation.
+    q_weight, k_weight: None (no norm), [D] (each head by itself) or [H D] and [Hkv D] (a token's heads as one row).
+    The results may be views of qkv (rows strided, the last dimension contiguous), which the caller gives up.
+    """
+    num_tokens = qkv.shape[0]
+    head_dim = qkv.shape[1] // (num_heads + 2 * num_kv_heads)
+    heads = qkv.view(num_tokens, -1, head_dim)
+    q, k, v = heads.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
+    if q_weight is not None and k_weight is not None:
+        if q_weight.shape[0] == head_dim:
+            q, k = ops.rms_norm(q, q_weight, eps), ops.rms_norm(k, k_weight, eps)
+        else:
+            q = ops.rms_norm(q.flatten(1), q_weight, eps).view(q.shape)
+            k = ops.rms_norm(k.flatten(1), k_weight, eps).view(k.shape)
+    if cos_sin is not None:
+        q, k = ops.rope(q, k, positions, cos_sin)
+    return q, k, v
+
+
+def _table(num_positions: int, rotated: int, dtype: str) -> Tensor:
+    angles = torch.arange(num_positions)[:, None] * 10000.0 ** (-torch.arange(0, rotated, 2) / rotated)
+    return torch.cat((angles.cos(), angles.sin()), dim=-1).to(getattr(torch, dtype))
+
+
+def _rope_samples(dtype: str) -> Iterable[tuple[Any, ...]]:
+    for tokens, heads, kv_heads, dim, rotated in ((1, 4, 2, 64, 64), (7, 3, 1, 80, 32), (5, 8, 8, 128, 128)):
+        q, k = (
+            gaussian(tokens, heads, dim, dtype=dtype, seed=1),
+            gaussian(tokens, kv_heads, dim, dtype=dtype, seed=2),
+        )
+        yield q, k, integers(tokens, high=100, seed=3), _table(100, rotated, dtype)
+
+
+def _qkv_samples(dtype: str) -> Iterable[tuple[Any, ...]]:
+    for tokens, heads, kv_heads, dim, norm in (
+        (1, 4, 2, 64, ""),
+        (7, 6, 2, 64, "head"),
+        (5, 4, 4, 32, "row"),
+    ):
+        qkv = gaussian(tokens, (heads + 2 * kv_heads) * dim, dtype=dtype, seed=1)
+        widths = {"": None, "head": (dim, dim), "row": (heads * dim, kv_heads * dim)}[norm]
+        weights = (
+            [1 + gaussian(n, seed=4, scale=0.1).to(qkv.dtype) for n in widths] if widths else [None, None]
+        )
+        positions = integers(tokens, high=100, seed=3)
+        yield qkv, positions, _table(100, dim, dtype), *weights, 1e-6, heads, kv_heads
+        yield qkv, positions, None, *weights, 1e-6, heads, kv_heads
+
+
+define(OpDef(name="rope", reference=rope, samples=_rope_samples, tolerance=DEFAULT_TOLERANCE))
+define(
+    OpDef(
+        name="qkv_norm_rope",
+        reference=qkv_norm_rope,
+        samples=_qkv_samples,
+        tolerance=DEFAULT_TOLERANCE,
+        parts=("rms_norm", "rope"),
+    )
+)
