@@ -118,13 +118,13 @@ def logit_bias(logits: Tensor, rows: Tensor, tokens: Tensor, values: Tensor) -> 
 def bad_words(logits: Tensor, rows: Tensor, history: Tensor, prefixes: Tensor, lengths: Tensor, last: Tensor) -> Tensor:
     """Forbid the last token of a phrase whose other tokens were just generated, in place. M phrases.
 
-    rows int64 [M]: row of each phrase; history int64 [N, P]: the last P generated tokens, right-aligned, -1 padded;
+    rows int64 [M]: row of each phrase; history int64 [M, P]: the last P tokens that its row generated, -1 padded;
     prefixes int64 [M, P]: the phrase without its last token, right-aligned, -1 padded; lengths int64 [M]: tokens in
     the prefix; last int64 [M].
     """
     width = prefixes.shape[1]
     ignored = torch.arange(width, device=logits.device) < (width - lengths)[:, None]
-    match = ((history[rows] == prefixes) | ignored).all(dim=-1)
+    match = ((history == prefixes) | ignored).all(dim=-1)
     value = torch.where(match, NEG_INF, 0.0)
     return logits.index_put_((rows, last), value, accumulate=True)
 
@@ -200,7 +200,7 @@ def _bias_inputs(dtype: str) -> Iterable[tuple[Tensor, ...]]:
 
 
 def _bad_words_inputs(dtype: str) -> Iterable[tuple[Tensor, ...]]:
-    history = torch.tensor([[-1, 3, 4], [7, 8, 9]])
+    history = torch.tensor([[-1, 3, 4], [7, 8, 9], [7, 8, 9], [-1, 3, 4]])
     prefixes = torch.tensor([[-1, -1, 4], [-1, 8, 9], [1, 8, 9], [-1, -1, -1]])
     rows, lengths, last = torch.tensor([0, 1, 1, 0]), torch.tensor([1, 2, 3, 0]), torch.tensor([5, 6, 7, 8])
     yield _logits(2, 40, dtype), rows, history, prefixes, lengths, last

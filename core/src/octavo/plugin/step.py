@@ -27,6 +27,7 @@ class Admit:
     """A sequence takes `row`. `token_ids` int32: all tokens known so far (prompt, and output if it was preempted).
 
     num_prompt_tokens: how many of them are the prompt (penalties and positions of sampling need it).
+    stop_ids: tokens that would end the sequence; they may not be sampled before params.min_tokens.
     seed: the resolved seed; sampled tokens are a function of (seed, position) and logits alone.
     """
 
@@ -36,6 +37,7 @@ class Admit:
     params: SamplingParams
     seed: int
     lora: int = 0
+    stop_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -120,9 +120,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
             for token in getattr(self, name) or ():
                 if token >= vocab_size:
-                    raise RequestError(
-                        f"{name} holds token id {token}, the vocabulary has {vocab_size}", field=name
-                    )
+                    raise RequestError(f"{name} holds token id {token}, the vocabulary has {vocab_size}", field=name)
         for name in ("logprobs", "prompt_logprobs"):
             if (getattr(self, name) or 0) > vocab_size:
                 raise RequestError(f"{name} exceeds the vocabulary of {vocab_size}", field=name)
@@ -132,7 +130,7 @@ def integer(value: Any, field: str, *, low: int | None = None, high: int | None 
     """Raise RequestError unless value is an int (not a bool) in [low, high]."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise RequestError(f"{field} must be an integer, not {value!r}", field=field)
-    if low is not None and value < low or high is not None and value > high:
+    if (low is not None and value < low) or (high is not None and value > high):
         limits = f"at least {low}" if high is None else f"in [{low}, {high}]"
         raise RequestError(f"{field} must be {limits}, not {value}", field=field)
 

@@ -1,0 +1,1 @@
+"""Ranks: groups, collectives, who holds which slice."""

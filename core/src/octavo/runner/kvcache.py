@@ -1,0 +1,106 @@
+"""KV memory: how many blocks each group gets, and the tensors behind them.
+
+Groups with different specs (full attention, sliding windows) have a pool each under one byte budget. The split lets
+every pool hold the same number of longest sequences, as a sliding group needs only its window.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from octavo.errors import ConfigError
+from octavo.plugin.contracts import Device, KVView
+from octavo.plugin.specs import BatchLimits, KVLayout, KVPlan, KVSpec
+
+NULL_BLOCKS = 1
+"""Block 0 of every pool is nobody's: padding writes there, and entries behind a window point there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupNeed:
+    """One KV group: its spec and how many layers share its block table."""
+
+    spec: KVSpec
+    num_layers: int
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block over all layers of the group."""
+        return self.spec.block_elements * self.num_layers * getattr(torch, self.spec.dtype).itemsize
+
+    def blocks_per_sequence(self, limits: BatchLimits) -> int:
+        """Most blocks that one sequence ever holds."""
+        length = limits.max_model_len
+        if self.spec.window is not None:
+            # The window, the step's new tokens behind it, and a block that straddles the window's start.
+            length = min(length, self.spec.window - 1 + limits.max_num_tokens + self.spec.block_size)
+        return math.ceil(length / self.spec.block_size)
+
+
+def divide(
+    needs: Sequence[GroupNeed], limits: BatchLimits, *, budget: int | None, num_blocks: int | None
+) -> list[KVPlan]:
+    """Blocks for each group, from a byte budget or a fixed count (of the first group; others in proportion).
+
+    Raises ConfigError if not even one sequence of max_model_len fits.
+    """
+    per_seq = [need.blocks_per_sequence(limits) for need in needs]
+    seq_bytes = sum(blocks * need.block_bytes for blocks, need in zip(per_seq, needs, strict=True))
+    if num_blocks is not None:
+        seqs = (num_blocks - NULL_BLOCKS) / per_seq[0]
+    else:
+        assert budget is not None
+        null = sum(need.block_bytes for need in needs)
+        seqs = min((budget - null) / seq_bytes, float(limits.max_num_seqs))
+    if seqs < 1.0:
+        what = f"{num_blocks} blocks" if num_blocks is not None else f"{max(budget or 0, 0) / 2**20:.0f} MiB"
+        raise ConfigError(
+            f"KV memory of {what} cannot hold one sequence of max_model_len {limits.max_model_len} "
+            f"({seq_bytes / 2**20:.0f} MiB): lower --max-model-len, or raise --kv-cache-memory-bytes or "
+            "--gpu-memory-utilization"
+        )
+    return [
+        KVPlan(spec=need.spec, num_layers=need.num_layers, num_blocks=NULL_BLOCKS + int(seqs * blocks))
+        for need, blocks in zip(needs, per_seq, strict=True)
+    ]
+
+
+def allocate(plan: KVPlan, layout: KVLayout, device: Device) -> list[KVView]:
+    """One view per layer, logically [blocks, heads, block_size, head_dim], laid out as the layout's order says.
+
+    Zeroed: attention may read slots that were never written and masks them, and 0 * NaN would be NaN.
+    """
+    if layout.alloc is not None:
+        return layout.alloc(plan, device)
+    spec = plan.spec
+    if sorted(layout.order) != sorted("BHNC"):
+        raise ConfigError(f"KV layout order must be a permutation of 'BHNC', not {layout.order!r}")
+    sizes = {"B": plan.num_blocks, "H": spec.num_kv_heads, "N": spec.block_size, "C": spec.head_dim}
+    shape = [sizes[axis] for axis in layout.order]
+    to_logical = [layout.order.index(axis) for axis in "BHNC"]
+    dtype = getattr(torch, layout.dtype)
+
+    def tensor() -> torch.Tensor:
+        return torch.zeros(shape, dtype=dtype, device=device.torch_device).permute(to_logical)
+
+    return [KVView(k=tensor(), v=tensor()) for _ in range(plan.num_layers)]
+
+
+def measured_budget(device: Device, utilization: float, profile: Callable[[], None]) -> int:
+    """Bytes free for KV: `utilization` of the device, less what is in use and what the largest step adds.
+
+    profile: runs the largest step once, weights loaded, so that its activations show in the device's peak.
+    """
+    device.empty_cache()
+    device.reset_peak()
+    before = device.memory()
+    profile()
+    device.synchronize()
+    after = device.memory()
+    activations = max(0, after.peak_torch - before.peak_torch)
+    in_use = before.total - before.free
+    return int(before.total * utilization) - in_use - activations

@@ -1,0 +1,58 @@
+"""Token counts of the rows that asked for penalties, on the device, so that run-ahead sees its own last token."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+class PenaltyState:
+    """counts int32 [P, V] of generated tokens and in_prompt bool [P, V], for P places that grow on demand."""
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self.vocab_size = vocab_size
+        self.device = device
+        self.place: dict[int, int] = {}
+        self.free: list[int] = []
+        self.counts = torch.zeros((0, vocab_size), dtype=torch.int32, device=device)
+        self.in_prompt = torch.zeros((0, vocab_size), dtype=torch.bool, device=device)
+
+    def admit(self, row: int, token_ids: NDArray[np.int32], num_prompt_tokens: int) -> None:
+        """Count a request's known tokens (after preemption these hold output too)."""
+        self.release(row)
+        if not self.free:
+            self._grow()
+        place = self.place[row] = self.free.pop()
+        known = torch.from_numpy(token_ids.astype(np.int64)).to(self.device)
+        prompt, output = known[:num_prompt_tokens], known[num_prompt_tokens:]
+        self.in_prompt[place].zero_()
+        self.in_prompt[place, prompt] = True
+        self.counts[place] = torch.bincount(output, minlength=self.vocab_size)
+
+    def release(self, row: int) -> None:
+        """Free a row's place, if it has one."""
+        place = self.place.pop(row, None)
+        if place is not None:
+            self.free.append(place)
+
+    def of(self, rows: NDArray[np.int32]) -> tuple[Tensor, Tensor]:
+        """(counts, in_prompt) of rows [N], both [N, V]."""
+        index = self._index(rows)
+        return self.counts[index], self.in_prompt[index]
+
+    def count(self, rows: NDArray[np.int32], tokens: Tensor) -> None:
+        """Add one sampled token int64 [N] to each row; -1 (a failed row) counts as token 0, nobody will read it."""
+        ones = torch.ones_like(tokens, dtype=torch.int32)
+        self.counts.index_put_((self._index(rows), tokens.clamp_min(0)), ones, accumulate=True)
+
+    def _index(self, rows: NDArray[np.int32]) -> Tensor:
+        return torch.tensor([self.place[int(row)] for row in rows], device=self.device)
+
+    def _grow(self) -> None:
+        old = len(self.counts)
+        more = max(4, old)
+        self.counts = torch.cat((self.counts, self.counts.new_zeros((more, self.vocab_size))))
+        self.in_prompt = torch.cat((self.in_prompt, self.in_prompt.new_zeros((more, self.vocab_size))))
+        self.free += range(old + more - 1, old - 1, -1)

@@ -1,0 +1,248 @@
+"""From a step's logits to its tokens: penalties, masks, filters, choice and logprobs, each only when a row asks.
+
+Order, as in vLLM: masks (grammar, allowed ids), bad words, min_tokens and bias, penalties, then for rows that are not
+greedy temperature, min_p, top_k and top_p, then the choice. Logprobs are those of the model: before all of that.
+Row state is set by `admit` and lives in arrays, so that a step touches no per-request object unless it asked for
+something rare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from octavo.plugin.step import Admit
+from octavo.sampling.penalties import PenaltyState
+
+NEG_INF = float("-inf")
+FLOATS = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+OPS = (
+    "sample",
+    "greedy",
+    "penalties",
+    "min_p",
+    "topk_topp",
+    "apply_bitmask",
+    "logit_bias",
+    "bad_words",
+    "topk_logprobs",
+)
+HISTORY_PAD = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampled:
+    """tokens int64 [N], -1 where a row failed. logprobs: (places int [m], ids, values, ranks), see topk_logprobs."""
+
+    tokens: Tensor
+    logprobs: tuple[NDArray[np.int64], Tensor, Tensor, Tensor] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rare:
+    """What few requests ask for, ready to be concatenated. Token ids int64, values float32."""
+
+    bias_tokens: NDArray[np.int64]
+    bias_values: NDArray[np.float32]
+    early_stops: NDArray[np.int64]
+    min_tokens: int
+    num_prompt_tokens: int
+    phrases: tuple[tuple[int, ...], ...]
+    allowed: NDArray[np.int32] | None
+
+
+@dataclass
+class Sampler:
+    """Samples for the rows of a request table.
+
+    ops: bound catalogue ops by name (`OPS`). tokens: the device's request table int32 [R, L], for bad words.
+    """
+
+    ops: dict[str, Callable[..., Any]]
+    tokens: Tensor
+    vocab_size: int
+    device: torch.device
+    penalty_state: PenaltyState = field(init=False)
+
+    def __post_init__(self) -> None:
+        num_rows = self.tokens.shape[0]
+        self.floats = np.zeros((num_rows, len(FLOATS)), np.float32)
+        self.ints = np.zeros((num_rows, 2), np.int64)  # top_k, seed
+        self.logprobs = np.full(num_rows, -1, np.int64)  # top logprobs asked for; -1: none
+        self.penalised = np.zeros(num_rows, np.bool_)
+        self.is_rare = np.zeros(num_rows, np.bool_)
+        self.rare: dict[int, Rare] = {}
+        self.penalty_state = PenaltyState(self.vocab_size, self.device)
+
+    def admit(self, admit: Admit) -> None:
+        """Take over a request's parameters for its row."""
+        row, params = admit.row, admit.params
+        self.floats[row] = [getattr(params, name) for name in FLOATS]
+        if params.greedy:
+            self.floats[row, 0] = 0.0
+        self.ints[row] = params.top_k if params.top_k < self.vocab_size else 0, admit.seed
+        top = params.logprobs
+        self.logprobs[row] = -1 if top is None else self.vocab_size if top == -1 else min(top, self.vocab_size)
+        self.penalised[row] = (
+            params.presence_penalty != 0.0 or params.frequency_penalty != 0.0 or params.repetition_penalty != 1.0
+        )
+        if self.penalised[row]:
+            self.penalty_state.admit(row, admit.token_ids, admit.num_prompt_tokens)
+        rare = _rare(admit, self.vocab_size)
+        self.is_rare[row] = rare is not None
+        if rare is not None:
+            self.rare[row] = rare
+
+    def release(self, row: int) -> None:
+        """Forget a row."""
+        self.penalty_state.release(row)
+        self.rare.pop(row, None)
+        self.is_rare[row] = self.penalised[row] = False
+        self.logprobs[row] = -1
+
+    def sample(
+        self, logits: Tensor, rows: NDArray[np.int32], positions: NDArray[np.int64], bitmask: NDArray[np.int32] | None
+    ) -> Sampled:
+        """One token for each of N rows. logits float32 [N, V], may be changed; positions [N]: of the new tokens."""
+        wants = self.logprobs[rows] >= 0
+        raw = None
+        if wants.any():
+            places = np.flatnonzero(wants)
+            raw = logits[self._upload(places)]
+        self._adjust(logits, rows, positions, bitmask)
+        tokens = self._choose(logits, rows, positions)
+        if self.penalised[rows].any():
+            places_penalised = np.flatnonzero(self.penalised[rows])
+            self.penalty_state.count(rows[places_penalised], tokens[self._upload(places_penalised)])
+        if raw is None:
+            return Sampled(tokens=tokens)
+        width = int(self.logprobs[rows[places]].max())
+        found = self.ops["topk_logprobs"](raw, tokens[self._upload(places)], width)
+        return Sampled(tokens=tokens, logprobs=(places, *found))
+
+    def _choose(self, logits: Tensor, rows: NDArray[np.int32], positions: NDArray[np.int64]) -> Tensor:
+        floats, ints = self.floats[rows], self.ints[rows]
+        temperature, top_p, min_p, top_k = floats[:, 0], floats[:, 1], floats[:, 2], ints[:, 0]
+        random = temperature > 0.0
+        if not random.any():
+            return self.ops["greedy"](logits)
+        cut_by_min = random & (min_p > 0.0)
+        cut_by_top = random & ((top_p < 1.0) | (top_k > 0))
+        if cut_by_min.any() or cut_by_top.any():
+            # Filters look at the distribution after temperature: scale now and draw at temperature 1.
+            logits.div_(self._upload(np.where(random, temperature, np.float32(1.0)))[:, None])
+            temperature = random.astype(np.float32)
+            self._filter("min_p", logits, np.flatnonzero(cut_by_min), min_p)
+            self._filter("topk_topp", logits, np.flatnonzero(cut_by_top), top_k, top_p)
+        return self.ops["sample"](
+            logits, self._upload(temperature), self._upload(ints[:, 1]), self._upload(positions.astype(np.int64))
+        )
+
+    def _filter(self, op: str, logits: Tensor, places: NDArray[np.int64], *params: NDArray[Any]) -> None:
+        """Run a filter on the rows that ask for it only: sorting a vocabulary is dear."""
+        if len(places) == 0:
+            return
+        arguments = [self._upload(p[places]) for p in params]
+        if len(places) == len(logits):
+            self.ops[op](logits, *arguments)
+        else:
+            index = self._upload(places)
+            logits[index] = self.ops[op](logits[index], *arguments)
+
+    def _adjust(
+        self,
+        logits: Tensor,
+        rows: NDArray[np.int32],
+        positions: NDArray[np.int64],
+        bitmask: NDArray[np.int32] | None,
+    ) -> None:
+        rare = [(i, int(r), self.rare[int(r)]) for i, r in enumerate(rows) if self.is_rare[r]] if len(self.rare) else []
+        allowed = [(i, entry.allowed) for i, _, entry in rare if entry.allowed is not None]
+        if allowed:
+            bitmask = np.full((len(rows), _words(self.vocab_size)), -1, np.int32) if bitmask is None else bitmask.copy()
+            for i, mask in allowed:
+                bitmask[i] &= mask
+        if bitmask is not None:
+            self.ops["apply_bitmask"](logits, self._upload(bitmask))
+        if rare:
+            self._forbid_phrases(logits, positions, rare)
+            self._bias(logits, positions, rare)
+        places = np.flatnonzero(self.penalised[rows])
+        if len(places):
+            index = self._upload(places)
+            counts, in_prompt = self.penalty_state.of(rows[places])
+            presence, frequency, repetition = (self._upload(self.floats[rows[places], c]) for c in (3, 4, 5))
+            logits[index] = self.ops["penalties"](logits[index], counts, in_prompt, presence, frequency, repetition)
+
+    def _bias(self, logits: Tensor, positions: NDArray[np.int64], rare: list[tuple[int, int, Rare]]) -> None:
+        places, tokens, values = [], [], []
+        for i, _, entry in rare:
+            places.append(np.full(len(entry.bias_tokens), i))
+            tokens.append(entry.bias_tokens)
+            values.append(entry.bias_values)
+            if positions[i] - entry.num_prompt_tokens < entry.min_tokens:
+                places.append(np.full(len(entry.early_stops), i))
+                tokens.append(entry.early_stops)
+                values.append(np.full(len(entry.early_stops), NEG_INF, np.float32))
+        if sum(map(len, tokens)):
+            arguments = (np.concatenate(places), np.concatenate(tokens), np.concatenate(values))
+            self.ops["logit_bias"](logits, *(self._upload(a) for a in arguments))
+
+    def _forbid_phrases(self, logits: Tensor, positions: NDArray[np.int64], rare: list[tuple[int, int, Rare]]) -> None:
+        phrases = [(i, row, entry, phrase) for i, row, entry in rare for phrase in entry.phrases]
+        if not phrases:
+            return
+        width = max(1, max(len(p) - 1 for *_, p in phrases))
+        prefixes = np.full((len(phrases), width), HISTORY_PAD, np.int64)
+        for m, (*_, phrase) in enumerate(phrases):
+            if len(phrase) > 1:
+                prefixes[m, width - len(phrase) + 1 :] = phrase[:-1]
+        rows = np.array([row for _, row, _, _ in phrases])
+        where = positions[[i for i, *_ in phrases], None] + np.arange(-width, 0)
+        generated = where >= np.array([entry.num_prompt_tokens for _, _, entry, _ in phrases])[:, None]
+        table = self.tokens[self._upload(rows)[:, None], self._upload(where.clip(0))].to(torch.int64)
+        history = torch.where(self._upload(generated), table, HISTORY_PAD)
+        self.ops["bad_words"](
+            logits,
+            self._upload(np.array([i for i, *_ in phrases])),
+            history,
+            self._upload(prefixes),
+            self._upload(np.array([len(p) - 1 for *_, p in phrases])),
+            self._upload(np.array([p[-1] for *_, p in phrases])),
+        )
+
+    def _upload(self, array: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device, non_blocking=True)
+
+
+def _words(vocab_size: int) -> int:
+    return (vocab_size + 31) // 32
+
+
+def _rare(admit: Admit, vocab_size: int) -> Rare | None:
+    params = admit.params
+    bias = params.logit_bias or {}
+    phrases = params.bad_words_ids
+    stops = admit.stop_ids if params.min_tokens else ()
+    if not (bias or phrases or stops or params.allowed_token_ids):
+        return None
+    allowed = None
+    if params.allowed_token_ids:
+        bits = np.zeros(_words(vocab_size) * 32, np.uint8)
+        bits[list(params.allowed_token_ids)] = 1
+        allowed = np.packbits(bits, bitorder="little").view("<i4")
+    return Rare(
+        bias_tokens=np.array(list(bias.keys()), np.int64),
+        bias_values=np.array(list(bias.values()), np.float32),
+        early_stops=np.array(stops, np.int64),
+        min_tokens=params.min_tokens,
+        num_prompt_tokens=admit.num_prompt_tokens,
+        phrases=phrases,
+        allowed=allowed,
+    )
