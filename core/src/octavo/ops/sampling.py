@@ -104,7 +104,7 @@ def topk_topp(logits: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
 
 
 def apply_bitmask(logits: Tensor, bitmask: Tensor) -> Tensor:
-    """Forbid tokens whose bit is clear, in place. bitmask int32 [N, ceil(V / 32)], bit i of word w is token 32 w + i."""
+    """Forbid tokens whose bit is clear, in place. bitmask int32 [N, ceil(V / 32)], bit i of word w: token 32 w + i."""
     bits = torch.arange(32, device=logits.device, dtype=torch.int32)
     allowed = ((bitmask[:, :, None] >> bits) & 1).flatten(1)[:, : logits.shape[-1]]
     return logits.masked_fill_(allowed == 0, NEG_INF)

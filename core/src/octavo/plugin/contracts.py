@@ -79,7 +79,7 @@ class KVView:
 
 @dataclass(frozen=True, kw_only=True)
 class AttnBatch:
-    """What attention must know of a step, for one KV group. Device tensors, and host copies so that planning never syncs.
+    """What attention must know of a step, for one KV group. Device tensors, and host copies for planning.
 
     q_starts int32 [S + 1]: first token of each sequence in the packed batch; kv_lens int32 [S]: context length after
     this step; block_table int32 [S, max_blocks]; slots int64 [T]: where token t's K and V go,

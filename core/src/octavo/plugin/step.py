@@ -116,7 +116,7 @@ class StepResult:
 
 @dataclass(frozen=True, kw_only=True)
 class KVGroup:
-    """One block table, as the scheduler needs to know it. `num_blocks` includes block 0, the null block, never handed out."""
+    """One block table, as the scheduler needs to know it. `num_blocks` includes the null block 0."""
 
     block_size: int
     num_blocks: int

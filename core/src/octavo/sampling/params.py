@@ -23,7 +23,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     seed: int64; None draws one per request.
     stop: strings that end the answer (not part of the text unless include_stop_str_in_output).
     stop_token_ids: further tokens that end it. ignore_eos: go on past EOS.
-    min_tokens: no EOS or stop token before that many. max_tokens: None is "all the room left"; 0 only scores the prompt.
+    min_tokens: no EOS or stop token before that many. max_tokens: None is all the room left; 0 only scores the prompt.
     logprobs: that many top logprobs a token (-1: whole vocabulary); prompt_logprobs: likewise for the prompt.
     logit_bias: token id -> value in [-100, 100]. allowed_token_ids: only these. bad_words: never these texts.
     bad_words_ids: the same as token ids; filled from bad_words by the client.

@@ -8,7 +8,7 @@ something rare.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -78,10 +78,22 @@ class Sampler:
         self.penalised = np.zeros(num_rows, np.bool_)
         self.is_rare = np.zeros(num_rows, np.bool_)
         self.rare: dict[int, Rare] = {}
+        # What a recorded step reads: the same temperature and seed, on the device.
+        self.temperature = torch.zeros(num_rows, dtype=torch.float32, device=self.device)
+        self.seeds = torch.zeros(num_rows, dtype=torch.int64, device=self.device)
         self.penalty_state = PenaltyState(self.vocab_size, self.device)
 
-    def admit(self, admit: Admit) -> None:
-        """Take over a request's parameters for its row."""
+    def admit(self, admits: Sequence[Admit]) -> None:
+        """Take over the parameters of new requests for their rows."""
+        for admit in admits:
+            self._admit(admit)
+        if admits:
+            rows = np.array([admit.row for admit in admits])
+            index = self._upload(rows)
+            self.temperature[index] = self._upload(self.floats[rows, 0])
+            self.seeds[index] = self._upload(self.ints[rows, 1])
+
+    def _admit(self, admit: Admit) -> None:
         row, params = admit.row, admit.params
         self.floats[row] = [getattr(params, name) for name in FLOATS]
         if params.greedy:
@@ -125,6 +137,16 @@ class Sampler:
         width = int(self.logprobs[rows[places]].max())
         found = self.ops["topk_logprobs"](raw, tokens[self._upload(places)], width)
         return Sampled(tokens=tokens, logprobs=(places, *found))
+
+    def is_plain(self, rows: NDArray[np.int32]) -> bool:
+        """Whether all rows want just the most likely token, or a draw at their temperature."""
+        top_k, top_p, min_p = self.ints[rows, 0], self.floats[rows, 1], self.floats[rows, 2]
+        extras = self.penalised[rows] | self.is_rare[rows] | (self.logprobs[rows] >= 0)
+        return not (extras | (top_k > 0) | (top_p < 1.0) | (min_p > 0.0)).any()
+
+    def choose_plainly(self, logits: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
+        """Tokens int64 [N] for `is_plain` rows, from device state alone: the part that a recorded step holds."""
+        return self.ops["sample"](logits, self.temperature[rows], self.seeds[rows], positions)
 
     def _choose(self, logits: Tensor, rows: NDArray[np.int32], positions: NDArray[np.int64]) -> Tensor:
         floats, ints = self.floats[rows], self.ints[rows]

@@ -1,0 +1,240 @@
+"""Builds a worker's executor: device, kernels, model, weights, KV memory, recorded steps. In this order, once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from octavo.active_platform import ActivePlatform
+from octavo.config import EngineConfig
+from octavo.errors import ConfigError, UnsupportedModelError
+from octavo.extensions import Extensions, load_extensions, resolve
+from octavo.layers.context import BuildContext, dtype_name
+from octavo.ops.bind import REFERENCE, KernelTable
+from octavo.parallel.communicator import SingleRank, TorchCommunicator
+from octavo.plugin.contracts import Communicator, Device, KVView
+from octavo.plugin.data import GroupSpec, PlatformCaps
+from octavo.plugin.specs import BatchLimits, KVLayout, KVPlan
+from octavo.plugin.step import Admit, Batch, KVGroup
+from octavo.quant.formats import scheme_source
+from octavo.runner.buckets import Shapes
+from octavo.runner.graphs import EagerRunner
+from octavo.runner.kvcache import NULL_BLOCKS, GroupNeed, allocate, divide, measured_budget
+from octavo.runner.runner import ModelRunner
+from octavo.sampling.params import SamplingParams
+from octavo.weights import loader
+from octavo.weights.source import ModelSource, open_model
+
+log = logging.getLogger("octavo.worker")
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Worker:
+    """A ready executor with what the rest of the program wants to know of it.
+
+    kv_bytes: taken for the KV cache. limits: the largest step and the longest sequence.
+    """
+
+    executor: ModelRunner
+    device: Device
+    kernels: KernelTable
+    source: ModelSource
+    limits: BatchLimits
+    dtype: str
+    kv_plans: Sequence[KVPlan]
+    kv_bytes: int
+    vocab_size: int
+
+    @property
+    def rank(self) -> int:
+        return self.executor.ctx.comm.rank
+
+
+def build_worker(config: EngineConfig, platform: ActivePlatform, *, progress: Progress | None = None) -> Worker:
+    """Load the model on this process's device. Raises ModelError, ConfigError or PlatformError."""
+    device = platform.make_device(config.parallel.rank, config)
+    device.activate()
+    model_config = config.model
+    source = open_model(
+        model_config.model,
+        revision=model_config.revision,
+        load_format=model_config.load_format,
+        trust_remote_code=model_config.trust_remote_code,
+    )
+    extensions = load_extensions(platform)
+    dtype = resolve_dtype(model_config.dtype, source, platform.caps)
+    limits = resolve_limits(config, source)
+    kernels = KernelTable(forced=forced_kernels(config))
+    platform.register_kernels(kernels, device)
+    ctx = BuildContext(
+        device=device,
+        dtype=dtype,
+        kv_dtype=dtype_name(dtype) if config.cache.dtype == "auto" else config.cache.dtype,
+        block_size=config.cache.block_size,
+        limits=limits,
+        kernels=kernels,
+        comm=make_communicator(config, platform, device),
+        scheme_of=scheme_source(source, extensions.quant_formats, config.model.quantization),
+        dequantize=config.model.quantization == "none",
+    )
+    with device.inference():
+        model = model_class(source, extensions)(source.config, ctx)
+        loader.load(ctx.weights, source, progress=progress)
+    check_native(config.platform.require_native, kernels)
+    return _with_memory(config, platform, ctx, model, source)
+
+
+def _with_memory(
+    config: EngineConfig, platform: ActivePlatform, ctx: BuildContext, model: Any, source: ModelSource
+) -> Worker:
+    """Size and take KV memory, then record steps."""
+    device, limits = ctx.device, ctx.limits
+    graph = None if config.platform.enforce_eager else platform.make_graph_runner(config, device)
+    graph = graph or EagerRunner()
+    shapes = Shapes.of(platform.caps, limits, graph.keys(limits))
+    attention = ctx.attention
+    needs = [
+        GroupNeed(spec=spec, num_layers=len(attention.layers_of_kv(group)))
+        for group, spec in enumerate(attention.kv_specs)
+    ]
+    layouts = [kv_layout(ctx, platform, group) for group in range(len(needs))]
+
+    def runner(plans: Sequence[KVPlan], shapes: Shapes) -> ModelRunner:
+        views: dict[int, KVView] = {}
+        for group, (plan, layout) in enumerate(zip(plans, layouts, strict=True)):
+            views |= zip(attention.layers_of_kv(group), allocate(plan, layout, device), strict=True)
+        groups = [KVGroup(block_size=p.spec.block_size, num_blocks=p.num_blocks, window=p.spec.window) for p in plans]
+        kv = [views[layer] for layer in range(len(views))]
+        return ModelRunner(model=model, ctx=ctx, kv=kv, kv_groups=groups, shapes=shapes, graph=graph)
+
+    budget = config.cache.memory_bytes
+    if budget is None and config.cache.num_blocks is None:
+        small = [KVPlan(spec=n.spec, num_layers=n.num_layers, num_blocks=NULL_BLOCKS) for n in needs]
+        eager = Shapes(limits=limits, schedule=platform.caps.schedule, buckets=shapes.buckets)
+        budget = measured_budget(
+            device, config.cache.memory_utilization, lambda: run_largest(runner(small, eager), limits)
+        )
+    plans = divide(needs, limits, budget=budget, num_blocks=config.cache.num_blocks)
+    executor = runner(plans, shapes)
+    for key in shapes.captured:
+        executor.warm_up(key)
+    kv_bytes = sum(need.block_bytes * plan.num_blocks for need, plan in zip(needs, plans, strict=True))
+    worker = Worker(
+        executor=executor,
+        device=device,
+        kernels=ctx.kernels,
+        source=source,
+        limits=limits,
+        dtype=dtype_name(ctx.dtype),
+        kv_plans=plans,
+        kv_bytes=kv_bytes,
+        vocab_size=model.vocab_size,
+    )
+    platform.worker_event("ready", worker)
+    return worker
+
+
+def run_largest(runner: ModelRunner, limits: BatchLimits) -> None:
+    """Run the largest step once, to see its memory. All its KV goes to the null block."""
+    num_seqs = min(limits.max_num_seqs, limits.max_num_tokens)
+    counts = np.full(num_seqs, limits.max_num_tokens // num_seqs, np.int32)
+    counts = np.minimum(counts, limits.max_model_len - 1).astype(np.int32)
+    params = SamplingParams(temperature=0.0)
+    admits = [
+        Admit(row=i, token_ids=np.zeros(int(n), np.int32), num_prompt_tokens=int(n), params=params, seed=0)
+        for i, n in enumerate(counts)
+    ]
+    runner.launch(
+        Batch(
+            step=0,
+            rows=np.arange(num_seqs, dtype=np.int32),
+            starts=np.zeros(num_seqs, np.int32),
+            counts=counts,
+            samples=np.ones(num_seqs, np.bool_),
+            admits=admits,
+        )
+    )
+    runner.collect()
+
+
+def resolve_dtype(asked: str, source: ModelSource, caps: PlatformCaps) -> torch.dtype:
+    """The model dtype: as asked, else the checkpoint's if the platform has it, else the platform's default."""
+    if asked == "auto":
+        own = dtype_name(source.dtype)
+        # A float32 checkpoint is served in the platform's default, as it was most likely trained in less.
+        asked = own if own in caps.dtypes and own != "float32" else caps.default_dtype
+    if asked not in caps.dtypes:
+        raise ConfigError(f"--dtype {asked}: the platform has {', '.join(caps.dtypes)}")
+    dtype: torch.dtype = getattr(torch, asked)
+    return dtype
+
+
+def resolve_limits(config: EngineConfig, source: ModelSource) -> BatchLimits:
+    """The largest step and the longest sequence. Raises ConfigError if the user asks for more than the model has."""
+    own = getattr(source.config, "max_position_embeddings", None)
+    asked = config.model.max_model_len
+    if own is not None and asked is not None and asked > own:
+        raise ConfigError(f"--max-model-len {asked}: the model was built for at most {own} positions")
+    max_model_len = asked or own
+    if max_model_len is None:
+        raise ConfigError("the model's config has no max_position_embeddings: pass --max-model-len")
+    scheduler = config.scheduler
+    return BatchLimits(
+        max_num_tokens=max(scheduler.max_num_batched_tokens, 0 if scheduler.enable_chunked_prefill else max_model_len),
+        max_num_seqs=scheduler.max_num_seqs,
+        max_model_len=max_model_len,
+    )
+
+
+def forced_kernels(config: EngineConfig) -> dict[str, str]:
+    """The user's choices: op or family -> provider."""
+    forced = dict(config.platform.kernels)
+    if config.platform.attention_backend:
+        forced["attention"] = config.platform.attention_backend
+    return forced
+
+
+def check_native(families: Sequence[str], kernels: KernelTable) -> None:
+    """Raise ConfigError if a kernel family that must be native runs on reference kernels."""
+    for choice in kernels.choices:
+        if choice.what in families and choice.provider == REFERENCE:
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in choice.refused) or "the platform has none"
+            raise ConfigError(f"--require-native {choice.what}: {choice.context} runs on reference kernels ({reasons})")
+
+
+def make_communicator(config: EngineConfig, platform: ActivePlatform, device: Device) -> Communicator:
+    """The tensor-parallel group of this rank."""
+    size = config.parallel.tensor_parallel_size
+    if size == 1:
+        return SingleRank()
+    if size > platform.caps.max_world_size:
+        raise ConfigError(
+            f"--tensor-parallel-size {size}: platform {platform.name} supports {platform.caps.max_world_size} rank(s)"
+        )
+    group = GroupSpec(
+        name="tp", ranks=tuple(range(size)), rank=config.parallel.rank, backend=platform.caps.dist_backend or "gloo"
+    )
+    return platform.make_communicator(group, device) or TorchCommunicator(group)
+
+
+def kv_layout(ctx: BuildContext, platform: ActivePlatform, group: int) -> KVLayout:
+    """The layout of a KV group: what the attention backend says, else the platform, else core's."""
+    spec = ctx.attention.kv_specs[group]
+    backend = ctx.attention.backends[ctx.attention.kv_of_spec.index(group)]
+    return backend.kv_layout(spec) or platform.kv_layout(spec, ctx.device)
+
+
+def model_class(source: ModelSource, extensions: Extensions) -> Callable[[Any, BuildContext], Any]:
+    """The class that serves the checkpoint's model_type. Raises UnsupportedModelError naming the known ones."""
+    model_type = source.config.model_type
+    if model_type not in extensions.models:
+        known = ", ".join(sorted(extensions.models))
+        raise UnsupportedModelError(f"model_type {model_type!r} is not supported; supported: {known}")
+    return resolve(extensions.models[model_type])
