@@ -76,7 +76,7 @@ class Plugin:
     @classmethod
     def load(cls, entry: EntryPoint, *, dist: str, version: str) -> Plugin:
         """Import and check a platform's plugin. Raises PlatformBrokenError or PlatformIncompatibleError."""
-        plugin = cls(_import(entry, dist, version), entry, dist=dist, version=version)
+        plugin = cls(import_entry(entry, dist, version), entry, dist=dist, version=version)
         if "platform_info" not in plugin.hooks:
             raise plugin.broken("it lacks the mandatory hook platform_info")
         # The version is judged before anything else: a plugin for another API may well differ in every other respect.
@@ -210,15 +210,18 @@ class ActivePlatform:
 
     def make_communicator(self, group: GroupSpec, device: Device) -> Communicator | None:
         """The platform's collectives for a group, or None: core's own."""
-        return self._optional("make_communicator", Communicator, group=group, device=device)
+        made: Communicator | None = self._optional("make_communicator", Communicator, group=group, device=device)
+        return made
 
     def make_graph_runner(self, config: EngineConfig, device: Device) -> GraphRunner | None:
         """The platform's capture of steps, or None: run eagerly."""
-        return self._optional("make_graph_runner", GraphRunner, config=config, device=device)
+        made: GraphRunner | None = self._optional("make_graph_runner", GraphRunner, config=config, device=device)
+        return made
 
     def make_executor(self, config: EngineConfig, device: Device) -> ModelExecutor | None:
         """The platform's whole executor, or None: core's runner."""
-        return self._optional("make_executor", ModelExecutor, config=config, device=device)
+        made: ModelExecutor | None = self._optional("make_executor", ModelExecutor, config=config, device=device)
+        return made
 
     def register_extensions(self, registry: ExtensionRegistry) -> None:
         """Models and quantization formats that come with the platform."""
@@ -239,7 +242,7 @@ def kernel_packs(platform: str) -> list[Plugin]:
     packs = []
     for entry in entry_points(group=KERNELS):
         dist, version = (entry.dist.name, entry.dist.version) if entry.dist else (entry.value, "not installed")
-        module = _import(entry, dist, version)
+        module = import_entry(entry, dist, version)
         if platform not in getattr(module, "PLATFORMS", ()):
             continue
         if reason := refusal(str(getattr(module, "API", ""))):
@@ -282,7 +285,7 @@ def protocol_members(protocol: type[Any]) -> Sequence[str]:
     return sorted(name for name in names if not name.startswith("_"))
 
 
-def _import(entry: EntryPoint, dist: str, version: str) -> object:
+def import_entry(entry: EntryPoint, dist: str, version: str) -> object:
     """Import what an entry point names. Whatever its import raises is a broken plugin, not a broken core."""
     load: Callable[[], object] = entry.load
     try:

@@ -52,6 +52,12 @@ def _check_limits(config: EngineConfig, caps: PlatformCaps) -> None:
             for rule in caps.schedule.block_sizes
         )
         raise ConfigError(f"block_size {block}: the platform's attention takes {allowed}")
+    buckets = caps.buckets if caps.shapes == "bucketed" else None
+    if buckets is not None:
+        for name, sizes in (("max_num_seqs", buckets.num_seqs), ("max_num_batched_tokens", buckets.num_tokens)):
+            if getattr(config.scheduler, name) > sizes[-1]:
+                asked = getattr(config.scheduler, name)
+                raise ConfigError(f"{name} {asked}: the platform's steps hold at most {sizes[-1]}")
 
 
 def _fits(size: int, rule: int | MultipleOf) -> bool:

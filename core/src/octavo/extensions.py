@@ -1,0 +1,68 @@
+"""Hardware-neutral additions: models and quantization formats, by name -> "package.module:Class".
+
+Core's own enter by the same hook, `register_extensions`, as those of the entry-point group `octavo.extensions` and of
+the chosen platform.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint, entry_points
+
+from octavo.active_platform import ActivePlatform, Plugin, import_entry
+from octavo.errors import ConfigError, PlatformBrokenError
+from octavo.quant.formats import QuantFormats
+
+GROUP = "octavo.extensions"
+BUILT_IN = EntryPoint(name="builtin", value="octavo.builtin_extensions", group=GROUP)
+
+
+@dataclass
+class Extensions:
+    """Implements `octavo.plugin.ExtensionRegistry`. models: model type -> "module:Class"."""
+
+    models: dict[str, str] = field(default_factory=dict)
+    quant_formats: QuantFormats = field(default_factory=lambda: QuantFormats(targets={}))
+
+    def model(self, model_type: str, target: str) -> None:
+        _add(self.models, "model type", model_type, target)
+
+    def quant_format(self, name: str, target: str) -> None:
+        self.quant_formats.add(name, target)
+
+
+def load_extensions(platform: ActivePlatform | None = None) -> Extensions:
+    """Everything registered: the built-ins, the installed extensions, then the platform's own.
+
+    Raises PlatformBrokenError for an extension that fails, ConfigError when two want the same name.
+    """
+    registry = Extensions()
+    for entry in [BUILT_IN, *sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value))]:
+        dist, version = (entry.dist.name, entry.dist.version) if entry.dist else ("octavo", "built in")
+        plugin = Plugin(import_entry(entry, dist, version), entry, dist=dist, version=version)
+        if plugin.hooks != {"register_extensions"}:
+            raise plugin.broken(f"an extension implements register_extensions only, not {sorted(plugin.hooks)}")
+        plugin.call("register_extensions", registry=registry)
+    if platform is not None:
+        platform.register_extensions(registry)
+    return registry
+
+
+def resolve(target: str) -> type:
+    """The class that "package.module:Class" names. Raises PlatformBrokenError if it cannot be imported."""
+    module, _, name = target.partition(":")
+    try:
+        found: type = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise PlatformBrokenError(f"extension {target!r} cannot be imported: {error}") from error
+    return found
+
+
+def _add(table: dict[str, str], what: str, name: str, target: str) -> None:
+    module, colon, cls = target.partition(":")
+    if not (module and colon and cls):
+        raise ConfigError(f"{what} {name!r}: target must look like 'package.module:Class', not {target!r}")
+    if table.get(name, target) != target:
+        raise ConfigError(f"{what} {name!r} is registered twice: {table[name]} and {target}; uninstall one of them")
+    table[name] = target
