@@ -34,7 +34,8 @@ def activate(config: EngineConfig, lock: PlatformLock | None = None) -> tuple[En
     options = config.platform.options
     platform = load(lock, options=options) if lock else select(config.platform.name, options=options)
     config, changes = platform.configure(config)
-    for line in [*changes, *negotiate(config, platform.caps)]:
+    config, dropped = negotiate(config, platform.caps)
+    for line in [*changes, *dropped]:
         log.info("%s: %s", platform.name, line)
     return config, platform
 
