@@ -1,0 +1,47 @@
+"""The reference matrix multiplication: runs every checkpoint on every device, by unpacking it at load."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+
+from octavo.plugin import YES, Device, LinearSpec, Support
+from octavo.quant.schemes import dequantize_weight
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenseWeight:
+    """weight [N, K] in the activation dtype, on the device."""
+
+    weight: torch.Tensor
+    out_dtype: torch.dtype
+
+
+class ReferenceLinear:
+    """y = x W^T + b in the activation dtype. Quantized weights are unpacked once, when they are loaded."""
+
+    name: ClassVar[str] = "reference"
+
+    @classmethod
+    def supports(cls, spec: LinearSpec, device: Device) -> Support:
+        """Everything: that is what a reference is for."""
+        return YES
+
+    def prepare(self, weights: Mapping[str, torch.Tensor], spec: LinearSpec, device: Device) -> DenseWeight:
+        """weights: the canonical tensors of `spec.scheme`; for None "weight" [N, K]. No copy is made where none is
+        needed, so the caller gives them away. Raises UnsupportedModelError for a packing that core cannot decode."""
+        dtype = getattr(torch, spec.act_dtype)
+        if spec.scheme is None:
+            weight = weights["weight"].to(dtype)
+        else:
+            weight = dequantize_weight(weights, spec.scheme, dtype)
+        assert weight.shape == (spec.out_features, spec.in_features), f"{spec.name}: {tuple(weight.shape)}"
+        return DenseWeight(weight=weight.to(device.torch_device).contiguous(), out_dtype=getattr(torch, spec.out_dtype))
+
+    def apply(self, x: torch.Tensor, w: DenseWeight, bias: torch.Tensor | None) -> torch.Tensor:
+        """x [T, K] -> [T, N] in the spec's out_dtype. bias [N] in the activation dtype."""
+        return F.linear(x, w.weight, bias).to(w.out_dtype)

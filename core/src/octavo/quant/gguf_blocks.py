@@ -1,0 +1,123 @@
+"""The block formats of GGUF: their schemes, and their numbers in plain PyTorch.
+
+A row of a packed matrix is a run of blocks; a block is one or two float16 scales and the codes of 32 or 256 columns
+(layouts: ggml's `ggml-common.h`). The common 4- and 8-bit ones are decoded with torch, on whatever device they are;
+the others by the `gguf` package on the CPU, some rows at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import gguf
+import numpy as np
+import torch
+
+from octavo.errors import UnsupportedModelError
+from octavo.plugin.specs import QuantScheme
+
+FORMATS: dict[str, tuple[str, bool]] = {
+    "Q4_0": ("int4", True),
+    "Q4_1": ("uint4", False),
+    "Q5_0": ("int5", True),
+    "Q5_1": ("uint5", False),
+    "Q8_0": ("int8", True),
+    "Q2_K": ("uint2", False),
+    "Q3_K": ("int3", True),
+    "Q4_K": ("uint4", False),
+    "Q5_K": ("uint5", False),
+    "Q6_K": ("int6", True),
+    "IQ1_S": ("iq1", True),
+    "IQ1_M": ("iq1", True),
+    "IQ2_XXS": ("iq2", True),
+    "IQ2_XS": ("iq2", True),
+    "IQ2_S": ("iq2", True),
+    "IQ3_XXS": ("iq3", True),
+    "IQ3_S": ("iq3", True),
+    "IQ4_NL": ("iq4", True),
+    "IQ4_XS": ("iq4", True),
+    "TQ1_0": ("ternary", True),
+    "TQ2_0": ("ternary", True),
+    "MXFP4": ("fp4_e2m1", True),
+    "NVFP4": ("fp4_e2m1", True),
+}
+"""Block type -> (number format of a code, symmetric): all types that `gguf` can decode."""
+
+CHUNK_ELEMENTS = 1 << 22
+"""Elements decoded at once: bounds the float32 temporaries to some 16 MiB each."""
+
+
+def block_size(qtype: str) -> tuple[int, int]:
+    """(columns, bytes) of one block."""
+    columns, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[qtype]]
+    return columns, size
+
+
+def scheme(qtype: str) -> QuantScheme:
+    """The scheme of a matrix packed as `qtype`. Raises UnsupportedModelError for a type without a decoder."""
+    if qtype not in FORMATS:
+        raise UnsupportedModelError(f"GGUF tensors of type {qtype} cannot be decoded; known: {', '.join(FORMATS)}")
+    number, symmetric = FORMATS[qtype]
+    return QuantScheme(
+        weight=number,
+        granularity="group",
+        group=(1, block_size(qtype)[0]),
+        symmetric=symmetric,
+        packing=f"gguf:{qtype}",
+    )
+
+
+def dequantize(packed: torch.Tensor, qtype: str, dtype: torch.dtype) -> torch.Tensor:
+    """uint8 [..., rows, bytes of a row] -> `dtype` [..., rows, columns], on the same device.
+
+    Values are computed in float32 exactly as the `gguf` package does, then rounded once.
+    """
+    columns, size = block_size(scheme(qtype).packing.removeprefix("gguf:"))
+    *outer, row_bytes = packed.shape
+    assert packed.dtype == torch.uint8, packed.dtype
+    assert row_bytes % size == 0, f"rows of {row_bytes} bytes are not whole {qtype} blocks"
+    rows = packed.reshape(-1, row_bytes)
+    out = torch.empty(len(rows), row_bytes // size * columns, dtype=dtype, device=packed.device)
+    step = max(1, CHUNK_ELEMENTS // max(1, out.shape[1]))
+    decode = DECODERS.get(qtype)
+    for start in range(0, len(rows), step):
+        chunk = rows[start : start + step]
+        if decode is not None:
+            values = decode(chunk.reshape(-1, size))
+        else:
+            values = _with_gguf(chunk, qtype).to(packed.device)
+        out[start : start + step] = values.reshape(len(chunk), -1)
+    return out.reshape(*outer, out.shape[1])
+
+
+def _with_gguf(rows: torch.Tensor, qtype: str) -> torch.Tensor:
+    codes = np.ascontiguousarray(rows.cpu().numpy())
+    with np.errstate(all="ignore"):  # a scale may be a float16 infinity or NaN: it is passed on, not warned of
+        return torch.from_numpy(gguf.dequantize(codes, gguf.GGMLQuantizationType[qtype]))
+
+
+def _half(blocks: torch.Tensor, start: int) -> torch.Tensor:
+    """The float16 at byte `start` of each block, as float32 [blocks, 1]."""
+    return blocks[:, start : start + 2].contiguous().view(torch.float16).float()
+
+
+def _nibbles(blocks: torch.Tensor, start: int) -> torch.Tensor:
+    """32 codes of 4 bits from byte `start`: low halves are columns 0-15, high halves 16-31."""
+    codes = blocks[:, start : start + 16]
+    return torch.cat([codes & 0x0F, codes >> 4], dim=1).float()
+
+
+def _q4_0(blocks: torch.Tensor) -> torch.Tensor:
+    return _half(blocks, 0) * (_nibbles(blocks, 2) - 8.0)
+
+
+def _q4_1(blocks: torch.Tensor) -> torch.Tensor:
+    return _half(blocks, 0) * _nibbles(blocks, 4) + _half(blocks, 2)
+
+
+def _q8_0(blocks: torch.Tensor) -> torch.Tensor:
+    return _half(blocks, 0) * blocks[:, 2:].contiguous().view(torch.int8).float()
+
+
+DECODERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"Q4_0": _q4_0, "Q4_1": _q4_1, "Q8_0": _q8_0}
+"""Types decoded with torch: uint8 [blocks, bytes] -> float32 [blocks, columns]."""

@@ -1,0 +1,117 @@
+"""Bring a checkpoint and a model together: compare first, then copy one tensor at a time in file order."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from octavo.errors import CheckpointError
+from octavo.plugin.specs import QuantScheme
+from octavo.weights.slots import CheckpointTensor, Slot, WeightTable
+from octavo.weights.source import ModelSource
+
+HARMLESS = re.compile(
+    r".*\.rotary_emb\.(inv_freq|cos_cached|sin_cached)"  # computed from the config
+    r"|.*\.(attn|attention|self_attn)\.(bias|masked_bias)"  # causal masks that old exports saved
+    r"|.*\.position_ids"
+)
+"""Names of tensors that no model needs: they follow from the config."""
+
+MAX_LISTED = 10
+
+
+def load(table: WeightTable, source: ModelSource, *, progress: Callable[[int, int], None] | None = None) -> None:
+    """Fill every slot of `table` from `source`, then run the table's finishers.
+
+    progress: called with (tensors done, tensors in all). Raises one CheckpointError that lists what is missing,
+    superfluous or of another shape, before anything is read.
+    """
+    tensors: Sequence[CheckpointTensor]
+    tensors = dummy_tensors(table, source.dtype) if source.kind == "dummy" else source.tensors()
+    plan = match(table, tensors, path=str(source.path))
+    for done, (tensor, slots) in enumerate(plan, start=1):
+        for slot in slots:
+            slot.load(tensor)
+        if progress is not None:
+            progress(done, len(plan))
+    for finish in table.finishers:
+        finish()
+
+
+def match(
+    table: WeightTable, tensors: Sequence[CheckpointTensor], *, path: str
+) -> list[tuple[CheckpointTensor, list[Slot]]]:
+    """Which slots each tensor fills, in the order of `tensors`. Raises CheckpointError; see `load`."""
+    by_name = {tensor.name: tensor for tensor in tensors}
+    filled: dict[str, list[Slot]] = {}
+    problems: dict[str, list[str]] = {"missing": [], "of the wrong shape": [], "not known to the model": []}
+    for name, slot in table.slots.items():
+        origin = name if name in by_name or slot.tied_to is None else slot.tied_to
+        if origin not in by_name:
+            if not slot.optional:
+                problems["missing"].append(name)
+        elif by_name[origin].shape != slot.shape:
+            got, want = list(by_name[origin].shape), list(slot.shape)
+            problems["of the wrong shape"].append(f"{origin} is {got}, the config says {want}")
+        else:
+            filled.setdefault(origin, []).append(slot)
+    ignored = [re.compile(pattern) for pattern in table.ignored]
+    problems["not known to the model"] = [
+        name
+        for name, tensor in by_name.items()
+        if name not in table.slots and name not in filled and not _harmless(tensor, ignored)
+    ]
+    if any(problems.values()):
+        parts = [f"{len(names)} tensors {what}: {_some(names)}" for what, names in problems.items() if names]
+        raise CheckpointError(
+            f"does not fit its config; {'; '.join(parts)}. Check that config and weights belong together", path=path
+        )
+    return [(tensor, filled[tensor.name]) for tensor in tensors if tensor.name in filled]
+
+
+def _harmless(tensor: CheckpointTensor, ignored: list[re.Pattern[str]]) -> bool:
+    if 0 in tensor.shape or HARMLESS.fullmatch(tensor.name):
+        return True
+    return any(pattern.fullmatch(tensor.name) for pattern in ignored)
+
+
+def _some(names: list[str]) -> str:
+    more = len(names) - MAX_LISTED
+    return ", ".join(names[:MAX_LISTED]) + (f" and {more} more" if more > 0 else "")
+
+
+@dataclass(kw_only=True)
+class DummyTensor:
+    """Random weights of a given shape, equal for equal names: measures a model without its checkpoint.
+
+    Vectors are near 1 (they are nearly all norm weights), the rest is normal with the usual standard deviation 0.02,
+    so that activations neither vanish nor overflow.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    source: str = "load_format=dummy"
+    scheme: QuantScheme | None = None
+
+    def read(self, *, dim: int = 0, start: int = 0, length: int | None = None) -> torch.Tensor:
+        """A slice of the tensor; the whole is drawn each time, so that slices agree."""
+        generator = torch.Generator().manual_seed(zlib.crc32(self.name.encode()))
+        whole = torch.randn(self.shape, generator=generator) * 0.02
+        if len(self.shape) == 1 and not self.name.endswith("bias"):
+            whole += 1.0
+        length = self.shape[dim] - start if length is None else length
+        return whole.to(self.dtype).narrow(dim, start, length)
+
+
+def dummy_tensors(table: WeightTable, dtype: torch.dtype) -> list[CheckpointTensor]:
+    """One random tensor per slot; tied slots share theirs."""
+    return [
+        DummyTensor(name=name, shape=slot.shape, dtype=dtype)
+        for name, slot in table.slots.items()
+        if slot.tied_to not in table.slots
+    ]

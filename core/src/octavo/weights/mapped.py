@@ -1,0 +1,85 @@
+"""A tensor that lies in a mapped file: what every checkpoint reader of ours yields.
+
+Nothing is read until `read`; the mapping lives as long as some tensor (or a view that `read` gave) does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from octavo.errors import CheckpointError
+from octavo.plugin.specs import QuantScheme
+
+
+def map_file(path: Path) -> np.ndarray:
+    """The file as uint8 [bytes], mapped. Private pages: whoever writes into a view changes no file.
+
+    Raises CheckpointError if the file cannot be opened or is empty.
+    """
+    try:
+        if path.stat().st_size == 0:
+            raise CheckpointError("the file is empty; download it again", path=str(path))
+        return np.memmap(path, dtype=np.uint8, mode="c")
+    except OSError as error:
+        raise CheckpointError(f"cannot be read: {error.strerror or error}", path=str(path)) from error
+
+
+@dataclass(kw_only=True, eq=False)
+class MappedTensor:
+    """A `CheckpointTensor` over the bytes of a mapped file.
+
+    data: uint8, all bytes of the tensor. stored: dtype of the elements in the file (uint8 for packed rows).
+    position: of the first byte in the file. block: (elements, bytes) of the smallest piece of a row; (1, 1) if plain.
+    row_order: int64 [shape[0]]; logical row i is stored row row_order[i]. offset: is added to every element.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    source: str
+    data: np.ndarray
+    stored: torch.dtype
+    position: int
+    scheme: QuantScheme | None = None
+    block: tuple[int, int] = (1, 1)
+    row_order: torch.Tensor | None = None
+    offset: float = 0.0
+
+    def read(self, *, dim: int = 0, start: int = 0, length: int | None = None) -> torch.Tensor:
+        """The slice [start, start + length) along `dim`; see `CheckpointTensor.read`."""
+        tensor = self._whole()
+        if not self.shape:
+            return tensor
+        dim %= len(self.shape)
+        length = self.shape[dim] - start if length is None else length
+        assert 0 <= start <= start + length <= self.shape[dim], f"{self.name} {self.shape} [{start}:{start + length}]"
+        if dim == 0 and self.row_order is not None:
+            tensor = tensor[self.row_order[start : start + length]]
+        else:
+            tensor = tensor.narrow(dim, *self._in_file(dim, start, length))
+            tensor = tensor if self.row_order is None else tensor[self.row_order]
+        return tensor if self.offset == 0.0 else (tensor.float() + self.offset).to(self.dtype)
+
+    def _in_file(self, dim: int, start: int, length: int) -> tuple[int, int]:
+        elements, size = self.block
+        if dim != len(self.shape) - 1 or self.block == (1, 1):
+            return start, length
+        if start % elements or length % elements:
+            raise CheckpointError(
+                f"{self.name} cannot be cut at column {start if start % elements else start + length}: its packed "
+                f"blocks hold {elements} columns; use fewer ranks or an unpacked checkpoint",
+                path=self.source,
+            )
+        return start // elements * size, length // elements * size
+
+    def _whole(self) -> torch.Tensor:
+        elements, size = self.block
+        shape = self.shape if self.block == (1, 1) else (*self.shape[:-1], self.shape[-1] // elements * size)
+        data = self.data
+        if data.size and data.ctypes.data % self.stored.itemsize:
+            data = data.copy()  # torch may assume aligned elements; only odd files need this
+        return torch.from_numpy(data).view(self.stored).reshape(shape)

@@ -1,0 +1,194 @@
+"""Find a model and say what it is: its config, its dtype, its tensors (headers only). Nothing is loaded here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from transformers import AutoConfig, PretrainedConfig
+
+from octavo.errors import CheckpointError, ConfigError, ModelNotFoundError, UnsupportedModelError
+from octavo.weights import gguf, gguf_config, hub, safetensors
+from octavo.weights.demo import demo_model
+from octavo.weights.gguf_header import PART, read_header
+from octavo.weights.slots import CheckpointTensor
+
+LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
+QUANT_KEYS = ("quantization_config", "compression_config")
+QUANT_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSource:
+    """A model that was found.
+
+    path: the folder, or the .gguf file. kind: how its tensors are read; "dummy" draws them at random.
+    config: of the decoder (the text part of a composite model). generation_config: as in its file, {} without one.
+    dtype: of the checkpoint's plain tensors; bfloat16 for quantized GGUF. tokenizer_source: where its tokenizer is.
+    eos_token_ids: every id that config, generation config or GGUF metadata name as an end.
+    quant_config: the checkpoint's quantization config; None if unquantized, and for GGUF.
+    """
+
+    path: Path
+    kind: Literal["safetensors", "gguf", "dummy"]
+    config: PretrainedConfig
+    generation_config: dict[str, Any]
+    dtype: torch.dtype
+    tokenizer_source: Path
+    eos_token_ids: tuple[int, ...]
+    quant_config: dict[str, Any] | None = None
+
+    def tensors(self) -> list[CheckpointTensor]:
+        """The checkpoint's tensors in file order under Hugging Face names, not yet read. Empty for "dummy".
+
+        They hold the files mapped: drop them when done. Raises CheckpointError."""
+        if self.kind == "gguf":
+            return list(gguf.open_tensors(self.path))
+        return list(safetensors.open_tensors(self.path)) if self.kind == "safetensors" else []
+
+
+def open_model(
+    model: str | Path,
+    *,
+    revision: str | None = None,
+    load_format: str = "auto",
+    trust_remote_code: bool = False,
+) -> ModelSource:
+    """Find a model by folder, .gguf file, hub repository (`owner/name`, or `owner/name:Q4_K_M` for one of its GGUF
+    files), or "" for the packaged demo model.
+
+    Raises ModelNotFoundError saying what was tried, CheckpointError for a damaged file, UnsupportedModelError for an
+    architecture without a config class, ConfigError for an unknown load_format.
+    """
+    if load_format not in LOAD_FORMATS:
+        raise ConfigError(f"load_format must be one of {', '.join(LOAD_FORMATS)}, not {load_format!r}")
+    if str(model) == "":
+        path = demo_model()
+    else:
+        path = Path(model).expanduser()
+        if not path.exists():
+            path = hub.download(str(model), revision=revision, code=trust_remote_code)
+    file = _gguf_file(path, load_format)
+    if file is not None:
+        return _from_gguf(file, dummy=load_format == "dummy")
+    return _from_folder(path, dummy=load_format == "dummy", trust_remote_code=trust_remote_code)
+
+
+def _gguf_file(path: Path, load_format: str) -> Path | None:
+    """The GGUF file to read (the first part of a split one); None if `path` is a folder of safetensors."""
+    if path.is_file():
+        if path.suffix != ".gguf":
+            raise ModelNotFoundError(f"{path} is not a .gguf file; name the model's folder instead")
+        if load_format == "safetensors":
+            raise ConfigError(f"load_format=safetensors does not fit the GGUF file {path}")
+        return path
+    has_safetensors = bool(safetensors.model_files(path)) or (path / safetensors.INDEX).exists()
+    if load_format == "safetensors" or (load_format == "auto" and has_safetensors):
+        return None
+    if load_format == "dummy" and (path / "config.json").exists():
+        return None
+    files = [file for file in sorted(path.glob("*.gguf")) if _first_part(file)]
+    if len(files) > 1:
+        names = ", ".join(file.name for file in files)
+        raise ModelNotFoundError(f"{path} holds several GGUF files, name one of them: {names}")
+    if not files and load_format == "gguf":
+        raise ModelNotFoundError(f"{path} holds no .gguf file")
+    return files[0] if files else None
+
+
+def _first_part(file: Path) -> bool:
+    part = PART.fullmatch(file.name)
+    return part is None or int(part["number"]) == 1
+
+
+def _from_gguf(file: Path, *, dummy: bool) -> ModelSource:
+    header = read_header(file)
+    config = gguf_config.config_of(header)
+    types = {tensor.qtype for tensor in header.tensors}
+    if types <= {"F32", "F16", "F64"}:
+        dtype = torch.float16 if "F16" in types else torch.float32
+    else:
+        dtype = torch.bfloat16
+    return ModelSource(
+        path=file,
+        kind="dummy" if dummy else "gguf",
+        config=config,
+        generation_config={},
+        dtype=dtype,
+        tokenizer_source=file,
+        eos_token_ids=gguf_config.eos_ids(header),
+    )
+
+
+def _from_folder(folder: Path, *, dummy: bool, trust_remote_code: bool) -> ModelSource:
+    raw = _read_json(folder / "config.json")
+    if raw is None:
+        tried = "config.json, *.gguf" if any(folder.iterdir()) else "the folder is empty; config.json, *.gguf"
+        raise ModelNotFoundError(f"{folder} holds no model (looked for {tried})")
+    try:
+        whole = AutoConfig.from_pretrained(str(folder), trust_remote_code=trust_remote_code)
+    except (ValueError, KeyError, ImportError) as error:
+        raise UnsupportedModelError(f"{folder / 'config.json'}: {error}") from error
+    except (OSError, TypeError, AttributeError, StrictDataclassError) as error:
+        raise CheckpointError(f"is no usable config: {error}", path=str(folder / "config.json")) from error
+    config = whole.get_text_config(decoder=True)
+    generation = _read_json(folder / "generation_config.json") or {}
+    tensors = [] if dummy else safetensors.open_tensors(folder)
+    return ModelSource(
+        path=folder,
+        kind="dummy" if dummy else "safetensors",
+        config=config,
+        generation_config=generation,
+        dtype=_dtype(config, whole, tensors),
+        tokenizer_source=folder,
+        eos_token_ids=_eos_ids(
+            getattr(config, "eos_token_id", None),
+            getattr(whole, "eos_token_id", None),
+            generation.get("eos_token_id"),
+        ),
+        quant_config=_quant_config(folder, raw),
+    )
+
+
+def _read_json(file: Path) -> dict[str, Any] | None:
+    """The object in a JSON file; None if there is no such file. Raises CheckpointError naming it."""
+    try:
+        value = json.loads(file.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"is not valid JSON ({error}); download it again", path=str(file)) from error
+    if not isinstance(value, dict):
+        raise CheckpointError("is not a JSON object; download it again", path=str(file))
+    return value
+
+
+def _dtype(config: PretrainedConfig, whole: PretrainedConfig, tensors: Iterable[CheckpointTensor]) -> torch.dtype:
+    """As the config says; else that of the first matrix of floats; else bfloat16."""
+    for said in (getattr(config, "dtype", None), getattr(whole, "dtype", None)):
+        found = getattr(torch, said.removeprefix("torch."), None) if isinstance(said, str) else said
+        if isinstance(found, torch.dtype):
+            return found
+    kinds = (torch.float32, torch.float16, torch.bfloat16)
+    return next((t.dtype for t in tensors if t.dtype in kinds and len(t.shape) > 1), torch.bfloat16)
+
+
+def _eos_ids(*given: int | list[int] | None) -> tuple[int, ...]:
+    ids = [number for ids in given if ids is not None for number in (ids if isinstance(ids, list) else [ids])]
+    return tuple(dict.fromkeys(ids))
+
+
+def _quant_config(folder: Path, raw: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Where the quantization tools put it: in the config, in its text part, or in a file beside it."""
+    text = raw.get("text_config")
+    for config in (raw, text if isinstance(text, Mapping) else {}):
+        for key in QUANT_KEYS:
+            if isinstance(config.get(key), Mapping):
+                return dict(config[key])
+    found = (_read_json(folder / name) for name in QUANT_FILES)
+    return next((config for config in found if config), None)
