@@ -158,7 +158,7 @@ def test_a_named_platform_without_hardware_says_why(install: Install) -> None:
     [
         (good("odd").replace("def platform_probe", "def platform_prob"), "unknown hook 'platform_prob'"),
         (good("odd").replace("make_device(local_rank)", "make_device(gpu)"), "gpu"),
-        ("x = 1", "lacks the mandatory hook platform_info"),
+        ("x = 1", "mandatory hook platform_info, platform_probe, make_device"),
         (good("odd").replace("@hookimpl\ndef make_device", "def make_device"), "mandatory hook make_device"),
         (good("odd").replace("return Probe(", "return dict("), "platform_probe must return Probe, not dict"),
         (good("odd").replace("return Probe(", "raise OSError("), "platform_probe raised"),
@@ -176,10 +176,10 @@ def test_a_faulty_plugin_is_named_with_its_fault(install: Install, source: str, 
 
 
 def test_the_version_is_judged_before_the_other_hooks(install: Install) -> None:
-    source = good("old", api="1.0").replace("@hookimpl\ndef make_device", "def make_device")
-    install("old", source)
-    with pytest.raises(PlatformIncompatibleError, match=r"plugin API 1\.0"):
-        select("old")
+    source = good("new", api="0.99").replace("def make_device(local_rank)", "def make_device(brand_new_argument)")
+    install("new", source + "\n@hookimpl\ndef brand_new_hook(): ...\n")
+    with pytest.raises(PlatformIncompatibleError, match=r"needs plugin API 0\.99.*upgrade octavo"):
+        select("new")
 
 
 def test_options_are_parsed_and_unknown_ones_refused(install: Install) -> None:

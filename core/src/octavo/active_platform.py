@@ -36,7 +36,7 @@ from octavo.plugin.data import (
     WorkerLaunch,
 )
 from octavo.plugin.specs import KVLayout, KVSpec
-from octavo.plugin.version import refusal
+from octavo.plugin.version import PLUGIN_API, refusal
 
 KERNELS = "octavo.kernels"
 T = TypeVar("T")
@@ -76,12 +76,13 @@ class Plugin:
     @classmethod
     def load(cls, entry: EntryPoint, *, dist: str, version: str) -> Plugin:
         """Import and check a platform's plugin. Raises PlatformBrokenError or PlatformIncompatibleError."""
-        plugin = cls(import_entry(entry, dist, version), entry, dist=dist, version=version)
-        if "platform_info" not in plugin.hooks:
-            raise plugin.broken("it lacks the mandatory hook platform_info")
-        # The version is judged before anything else: a plugin for another API may well differ in every other respect.
-        if reason := refusal(plugin.info.api):
-            raise PlatformIncompatibleError(f"{plugin} cannot be used: {reason}", platform=plugin.name)
+        module = import_entry(entry, dist, version)
+        # The version is judged before the hooks: a plugin for another API may well have others.
+        if reason := refusal(stated_api(module)):
+            raise PlatformIncompatibleError(
+                f"platform {entry.name!r} ({dist} {version}) cannot be used: {reason}", platform=entry.name
+            )
+        plugin = cls(module, entry, dist=dist, version=version)
         missing = [hook for hook in hookspecs.MANDATORY if hook not in plugin.hooks]
         if missing:
             raise plugin.broken(f"it lacks the mandatory hook {', '.join(missing)}")
@@ -90,7 +91,8 @@ class Plugin:
         return plugin
 
     def __str__(self) -> str:
-        return f"platform {self.name!r} ({self.dist} {self.version})"
+        kind = self.entry.group.rpartition(".")[2].removesuffix("s")
+        return f"{kind} {self.name!r} ({self.dist} {self.version})"
 
     @cached_property
     def hooks(self) -> frozenset[str]:
@@ -277,6 +279,15 @@ def truth(text: str) -> bool:
     if text.lower() not in known:
         raise ValueError(f"must be true or false, not {text!r}")
     return known[text.lower()]
+
+
+def stated_api(module: object) -> str:
+    """The API that a module's platform_info names; ours if it gives no readable answer, which is checked later."""
+    try:
+        info = module.platform_info()  # type: ignore[attr-defined]
+    except Exception:
+        info = None
+    return info.api if isinstance(info, PlatformInfo) else ".".join(map(str, PLUGIN_API))
 
 
 def protocol_members(protocol: type[Any]) -> Sequence[str]:

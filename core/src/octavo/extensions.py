@@ -15,7 +15,7 @@ from octavo.errors import ConfigError, PlatformBrokenError
 from octavo.quant.formats import QuantFormats
 
 GROUP = "octavo.extensions"
-BUILT_IN = EntryPoint(name="builtin", value="octavo.builtin_extensions", group=GROUP)
+BUILT_IN = (EntryPoint(name="models", value="octavo.models.builtin", group=GROUP),)
 
 
 @dataclass
@@ -23,7 +23,7 @@ class Extensions:
     """Implements `octavo.plugin.ExtensionRegistry`. models: model type -> "module:Class"."""
 
     models: dict[str, str] = field(default_factory=dict)
-    quant_formats: QuantFormats = field(default_factory=lambda: QuantFormats(targets={}))
+    quant_formats: QuantFormats = field(default_factory=QuantFormats)
 
     def model(self, model_type: str, target: str) -> None:
         _add(self.models, "model type", model_type, target)
@@ -38,7 +38,7 @@ def load_extensions(platform: ActivePlatform | None = None) -> Extensions:
     Raises PlatformBrokenError for an extension that fails, ConfigError when two want the same name.
     """
     registry = Extensions()
-    for entry in [BUILT_IN, *sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value))]:
+    for entry in [*BUILT_IN, *sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value))]:
         dist, version = (entry.dist.name, entry.dist.version) if entry.dist else ("octavo", "built in")
         plugin = Plugin(import_entry(entry, dist, version), entry, dist=dist, version=version)
         if plugin.hooks != {"register_extensions"}:
