@@ -15,7 +15,7 @@ from octavo.errors import ConfigError, PlatformBrokenError
 from octavo.quant.formats import QuantFormats
 
 GROUP = "octavo.extensions"
-BUILT_IN = (EntryPoint(name="models", value="octavo.models.builtin", group=GROUP),)
+BUILT_IN = (EntryPoint(name="builtin", value="octavo.builtin_extensions", group=GROUP),)
 
 
 @dataclass
