@@ -185,9 +185,10 @@ class EngineClient:
                 logger.warning("aborting %d requests that did not finish in %g s", self.num_live, timeout)
         for request in list(self._mailboxes):
             self._abort(request)
-        await self._transport.close()
         if self._reader is not None:
-            await self._reader
+            self._reader.cancel()
+            await asyncio.gather(self._reader, return_exceptions=True)
+        await self._transport.close()
 
     async def _prepare(
         self,
@@ -212,17 +213,16 @@ class EngineClient:
             raise EngineDeadError("the server is shutting down and takes no new requests")
 
     def _abort(self, request: Request) -> None:
-        message, last = self._frontend.abort(request)
-        if message is None:
+        if request.ended:
             return
+        message, last = self._frontend.abort(request)
         if self._error is None:
             self._transport.send(message)
         self._deliver(request, last)
 
     def _end(self, request: Request) -> None:
         """The iterator of a request is done: by its last delta, by an error, or because its reader has gone."""
-        if not request.ended:
-            self._abort(request)
+        self._abort(request)
         del self._mailboxes[request]
         if not self._mailboxes:
             self._idle.set()

@@ -1,0 +1,176 @@
+"""Prometheus metrics of one engine as its client sees it. Own registry, no globals; docs/ops.md lists them.
+
+Names follow what dashboards for LLM servers already query, under our own prefix. Gauges and counters come from the
+engine's `Stats`; histograms from the life of each request, measured on the client's side.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from octavo.engine.info import ModelInfo
+from octavo.engine.messages import Stats
+from octavo.errors import RequestError
+from octavo.outputs import RequestOutput
+
+if TYPE_CHECKING:
+    from octavo.engine.frontend import Request
+
+PREFIX = "octavo:"
+LABELS = ("model_name", "engine")
+
+FIRST_TOKEN_S = (
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1,
+    2.5,
+    5,
+    7.5,
+    10,
+    20,
+    40,
+    80,
+    160,
+    640,
+)
+TOKEN_S = (0.002, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+REQUEST_S = (0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+ANSWERS = (1, 2, 5, 10, 20)
+
+GAUGES = {
+    "num_requests_running": ("running", "Sequences in the running batch."),
+    "num_requests_waiting": ("waiting", "Sequences that wait for a place in the batch."),
+    "kv_cache_usage_perc": ("kv_usage", "Share of the KV blocks in use, 0 to 1."),
+}
+COUNTERS = {
+    "prompt_tokens": ("prompt_tokens", "Prompt tokens computed or found in the prefix cache."),
+    "generation_tokens": ("generation_tokens", "Tokens generated."),
+    "prefix_cache_queries": ("prefix_queries", "Prompt tokens looked up in the prefix cache."),
+    "prefix_cache_hits": ("prefix_hits", "Prompt tokens found in the prefix cache."),
+    "num_preemptions": ("preemptions", "Sequences preempted for want of KV blocks."),
+    "aborts": ("aborts", "Sequences aborted."),
+    "engine_steps": ("steps", "Steps of the engine."),
+}
+"""Metric -> field of `Stats`, help. Counters are exposed with `_total`."""
+
+
+class StatsCollector(Collector):
+    """Reads `owner.stats` when scraped: the engine's counters pass through unchanged."""
+
+    def __init__(self, owner: EngineMetrics) -> None:
+        self._owner = owner
+
+    def collect(self) -> Iterator[Metric]:
+        stats, labels = self._owner.stats, self._owner.label_values
+        for name, (field, text) in GAUGES.items():
+            gauge = GaugeMetricFamily(PREFIX + name, text, labels=LABELS)
+            gauge.add_metric(labels, getattr(stats, field))
+            yield gauge
+        for name, (field, text) in COUNTERS.items():
+            counter = CounterMetricFamily(PREFIX + name, text, labels=LABELS)
+            counter.add_metric(labels, getattr(stats, field))
+            yield counter
+
+
+class EngineMetrics:
+    """What one engine did. `stats` is replaced after every step; the on_* methods follow each request."""
+
+    def __init__(self, info: ModelInfo, *, engine: str = "0") -> None:
+        self.stats = Stats()
+        self.label_values = (info.served_names[0] if info.served_names else info.model, engine)
+        self.registry = CollectorRegistry()
+        self.registry.register(StatsCollector(self))
+        self._first_token = self._histogram("time_to_first_token_seconds", "Arrival to first token.", FIRST_TOKEN_S)
+        self._inter_token = self._histogram("inter_token_latency_seconds", "Between two tokens of an answer.", TOKEN_S)
+        self._request = self._histogram("e2e_request_latency_seconds", "Arrival to last token.", REQUEST_S)
+        self._per_token = self._histogram(
+            "request_time_per_output_token_seconds", "Mean time a token after the first, per request.", TOKEN_S
+        )
+        lengths = token_buckets(info.max_model_len)
+        self._prompt_tokens = self._histogram("request_prompt_tokens", "Prompt tokens of a request.", lengths)
+        self._generation_tokens = self._histogram(
+            "request_generation_tokens", "Tokens of a request's answers.", lengths
+        )
+        self._max_tokens = self._histogram("request_params_max_tokens", "max_tokens of a request, resolved.", lengths)
+        self._n = self._histogram("request_params_n", "Answers asked for.", ANSWERS)
+        self._success = Counter(
+            PREFIX + "request_success",
+            "Answers that ended, by reason.",
+            (*LABELS, "finished_reason"),
+            registry=self.registry,
+        )
+        for reason in ("stop", "length", "abort", "error"):
+            self._success.labels(*self.label_values, reason)
+
+    def on_arrival(self, request: Request) -> None:
+        """A request passed the door and goes to the engine."""
+        request.arrived_at = time.monotonic()
+        self._prompt_tokens.observe(len(request.prepared.token_ids))
+        self._max_tokens.observe(request.prepared.max_tokens)
+        self._n.observe(request.params.n)
+
+    def on_item(self, request: Request, item: RequestOutput | Exception) -> None:
+        """A delta of a request, or the error that ended it."""
+        now = time.monotonic()
+        if isinstance(item, RequestOutput):
+            for output in item.outputs:
+                answer = request.answers[output.index]
+                num_new = len(output.token_ids)
+                if num_new:
+                    if request.first_token_at is None:
+                        request.first_token_at = now
+                        self._first_token.observe(now - request.arrived_at)
+                    if answer.last_token_at:
+                        for _ in range(num_new):
+                            self._inter_token.observe((now - answer.last_token_at) / num_new)
+                    answer.last_token_at = now
+                if output.finish_reason is not None:
+                    self._success.labels(*self.label_values, output.finish_reason).inc()
+        elif not isinstance(item, RequestError):
+            num_open = sum(not answer.finished for answer in request.answers)
+            self._success.labels(*self.label_values, "error").inc(num_open)
+        if request.ended:
+            self._on_end(request, now)
+
+    def render(self) -> bytes:
+        """The text that Prometheus scrapes."""
+        return generate_latest(self.registry)
+
+    def _on_end(self, request: Request, now: float) -> None:
+        self._request.observe(now - request.arrived_at)
+        num_tokens = sum(answer.num_tokens for answer in request.answers)
+        self._generation_tokens.observe(num_tokens)
+        num_later = num_tokens - len(request.answers)
+        if request.first_token_at is not None and num_later > 0:
+            self._per_token.observe((now - request.first_token_at) * len(request.answers) / num_later)
+
+    def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
+        metric = Histogram(PREFIX + name, text, LABELS, buckets=buckets, registry=self.registry)
+        return metric.labels(*self.label_values)
+
+
+def token_buckets(longest: int) -> list[float]:
+    """1, 2, 5, 10, 20, 50 ... up to `longest`."""
+    buckets: list[float] = []
+    scale = 1
+    while True:
+        for digit in (1, 2, 5):
+            if digit * scale >= longest:
+                return [*buckets, float(longest)]
+            buckets.append(float(digit * scale))
+        scale *= 10

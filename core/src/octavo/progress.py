@@ -1,0 +1,58 @@
+"""The progress bar of offline work."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+from octavo.outputs import RequestOutput
+
+SHOW_AFTER_S = 1.0
+"""Work shorter than this shows no bar."""
+
+
+class ProgressBar:
+    """Requests done and tokens a second, on stderr; nothing when stderr is no terminal or the work is short."""
+
+    def __init__(self, num_requests: int, *, enabled: bool) -> None:
+        self._num_requests = num_requests
+        self._enabled = enabled and sys.stderr.isatty()
+        self._started = time.monotonic()
+        self._num_done = 0
+        self._num_tokens = 0
+        self._bar: Any = None
+        self._task: Any = None
+
+    def __enter__(self) -> ProgressBar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def update(self, delta: RequestOutput) -> None:
+        """Count what a delta brought."""
+        if not self._enabled:
+            return
+        self._num_done += delta.finished
+        self._num_tokens += sum(len(output.token_ids) for output in delta.outputs)
+        elapsed = time.monotonic() - self._started
+        if elapsed < SHOW_AFTER_S:
+            return
+        if self._bar is None:
+            self._show()
+        self._bar.update(self._task, completed=self._num_done, speed=f"{self._num_tokens / elapsed:.1f} tokens/s")
+
+    def _show(self) -> None:
+        from rich import progress
+        from rich.console import Console
+
+        self._bar = progress.Progress(
+            *progress.Progress.get_default_columns(),
+            progress.TextColumn("{task.fields[speed]}"),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        self._task = self._bar.add_task("Generating", total=self._num_requests, speed="")
+        self._bar.start()
