@@ -3,6 +3,8 @@
 Import-light: no torch. Torch helpers are in `octavo.plugin.torch`.
 """
 
+from typing import TYPE_CHECKING
+
 from octavo.plugin.contracts import (
     AttentionBackend,
     AttnBatch,
@@ -58,6 +60,9 @@ from octavo.plugin.specs import (
 from octavo.plugin.step import Admit, Batch, BlockUpdate, KVGroup, StepResult, TokenLogprobs
 from octavo.plugin.version import PLUGIN_API
 
+if TYPE_CHECKING:
+    from octavo.config import EngineConfig
+
 __all__ = [
     "PLUGIN_API",
     "YES",
@@ -76,6 +81,7 @@ __all__ = [
     "ConfigPatch",
     "Device",
     "DeviceDesc",
+    "EngineConfig",
     "Event",
     "ExtensionRegistry",
     "GraphRunner",
@@ -113,3 +119,12 @@ __all__ = [
     "hookimpl",
     "no",
 ]
+
+
+def __getattr__(name: str) -> object:
+    # octavo.config is built on octavo.plugin.data, so the door can name it only when asked.
+    if name == "EngineConfig":
+        from octavo.config import EngineConfig
+
+        return EngineConfig
+    raise AttributeError(f"module 'octavo.plugin' has no attribute {name!r}")

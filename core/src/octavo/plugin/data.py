@@ -30,7 +30,7 @@ class PlatformInfo:
     """Who the plugin is.
 
     api: the plugin API it was built for, e.g. "0.1".
-    device_type: torch device string ("cpu", "cuda", ...), or "none" for a platform that brings a whole executor.
+    device_type: torch device string, or "none" for a platform that brings a whole executor.
     third_party_shims: patches the plugin makes on libraries that are neither octavo nor torch, declared.
     """
 

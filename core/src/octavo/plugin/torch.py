@@ -12,6 +12,10 @@ import torch
 from octavo.plugin.data import DeviceDesc, MemInfo
 
 
+HOST = torch.device("cpu").type
+"""Torch's name for the memory that the host itself computes in: it has no streams, no pinning and no index."""
+
+
 class NullStream:
     """The stream of a platform without streams: all work is done when the call returns."""
 
@@ -45,9 +49,9 @@ class TorchDevice:
     def __init__(self, kind: str, index: int = 0, *, memory: Callable[[], MemInfo] | None = None) -> None:
         self.type = kind
         self.index = index
-        self._module = torch.get_device_module(kind) if kind != "cpu" else None
+        self._module = None if kind == HOST else torch.get_device_module(kind)
         self._memory = memory
-        self._device = torch.device(kind) if kind == "cpu" else torch.device(kind, index)
+        self._device = torch.device(kind) if kind == HOST else torch.device(kind, index)
 
     @property
     def torch_device(self) -> torch.device:
@@ -101,7 +105,7 @@ class TorchDevice:
             empty()
 
     def pin(self, t: torch.Tensor) -> torch.Tensor:
-        return t.pin_memory() if self.type != "cpu" and torch.accelerator.is_available() else t
+        return t if self._module is None else t.pin_memory()
 
     def seed(self, n: int) -> None:
         torch.manual_seed(n)

@@ -12,28 +12,20 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from octavo.layers.context import BuildContext, StepState
+from octavo.models.registry import Model
 from octavo.plugin.contracts import AttnBatch, BatchKey, Event, GraphRunner, KVView
 from octavo.plugin.step import Batch, KVGroup, StepResult, TokenLogprobs
 from octavo.runner.buckets import Shapes
 from octavo.runner.inputs import InputBuffers, RequestTable, StepInputs
 from octavo.runner.scoring import PromptScorer
 from octavo.sampling.sampler import OPS, Sampled, Sampler
-
-
-class Model(Protocol):
-    """What the runner needs of a model; see docs/adding-a-model.md."""
-
-    vocab_size: int
-
-    def forward(self, token_ids: Tensor, step: StepState) -> Tensor: ...
-    def logits(self, hidden: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,9 +19,9 @@ from octavo.ops.bind import REFERENCE, KernelTable
 from octavo.parallel.communicator import SingleRank, TorchCommunicator
 from octavo.plugin.contracts import Communicator, Device, KVView
 from octavo.plugin.data import GroupSpec, PlatformCaps
-from octavo.plugin.specs import BatchLimits, KVLayout, KVPlan
+from octavo.plugin.specs import BatchLimits, KVLayout, KVPlan, QuantScheme
 from octavo.plugin.step import Admit, Batch, KVGroup
-from octavo.quant.formats import scheme_source
+from octavo.quant.formats import QuantFormats
 from octavo.runner.buckets import Shapes
 from octavo.runner.graphs import EagerRunner
 from octavo.runner.kvcache import NULL_BLOCKS, GroupNeed, allocate, divide, measured_budget
@@ -81,7 +81,7 @@ def build_worker(config: EngineConfig, platform: ActivePlatform, *, progress: Pr
         limits=limits,
         kernels=kernels,
         comm=make_communicator(config, platform, device),
-        scheme_of=scheme_source(source, extensions.quant_formats, config.model.quantization),
+        scheme_of=scheme_source(config, source, extensions),
         dequantize=config.model.quantization == "none",
     )
     with device.inference():
@@ -231,10 +231,24 @@ def kv_layout(ctx: BuildContext, platform: ActivePlatform, group: int) -> KVLayo
     return backend.kv_layout(spec) or platform.kv_layout(spec, ctx.device)
 
 
+def scheme_source(
+    config: EngineConfig, source: ModelSource, extensions: Extensions
+) -> Callable[[str], QuantScheme | None]:
+    """Which quantization each weight has, by checkpoint name. GGUF tensors say it themselves."""
+    asked = config.model.quantization
+    if asked not in (None, "none"):
+        raise ConfigError(f"--quantization {asked}: only 'none' (dequantize while loading) can be asked for")
+    quant_format = QuantFormats(extensions.quant_formats).open(source.quant_config)
+    return quant_format.scheme if quant_format is not None else lambda name: None
+
+
 def model_class(source: ModelSource, extensions: Extensions) -> Callable[[Any, BuildContext], Any]:
     """The class that serves the checkpoint's model_type. Raises UnsupportedModelError naming the known ones."""
     model_type = source.config.model_type
     if model_type not in extensions.models:
         known = ", ".join(sorted(extensions.models))
-        raise UnsupportedModelError(f"model_type {model_type!r} is not supported; supported: {known}")
+        raise UnsupportedModelError(
+            f"model_type {model_type!r} is not supported; supported: {known}. A package that registers it in the "
+            "entry-point group 'octavo.extensions' would add it"
+        )
     return resolve(extensions.models[model_type])
