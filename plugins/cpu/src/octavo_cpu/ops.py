@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from octavo.plugin import KernelRegistry
+from octavo_cpu.attention import PagedAttention
 
 
 def register(registry: KernelRegistry) -> None:
     """Register every kernel of the pure-torch tier."""
+    registry.attention(PagedAttention, priority=10)
