@@ -35,7 +35,8 @@ class AttentionTable:
 @dataclass(frozen=True, kw_only=True)
 class BuildContext:
     """dtype: of activations and plain weights. scheme_of: quantization of a checkpoint name, None for files whose
-    tensors carry their own scheme. comm: the tensor-parallel group (size 1 without ranks)."""
+    tensors carry their own scheme. dequantize: turn every quantized weight into a plain one while loading.
+    comm: the tensor-parallel group (size 1 without ranks)."""
 
     device: Device
     dtype: torch.dtype
@@ -47,6 +48,7 @@ class BuildContext:
     weights: WeightTable = field(default_factory=WeightTable)
     attention: AttentionTable = field(default_factory=AttentionTable)
     scheme_of: Callable[[str], QuantScheme | None] = lambda name: None
+    dequantize: bool = False
 
     @property
     def torch_device(self) -> torch.device:
@@ -88,5 +90,5 @@ class StepState:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """"bfloat16" for torch.bfloat16."""
+    """ "bfloat16" for torch.bfloat16."""
     return str(dtype).removeprefix("torch.")

@@ -49,22 +49,18 @@ def paged_attention(
 ) -> Tensor:
     """Causal attention of each sequence's newest tokens over its whole context, already in the cache.
 
-    q [T, H, D]; caches [B, Hkv, N, D]; block_table int32 [S, M]; q_starts int32 [S + 1]; kv_lens int32 [S] (0: padding).
-    A query at position p sees positions p - window + 1 .. p. sinks float32 [H]: a logit that takes weight and gives no
-    value. Softmax in float32. Returns a new [T, H, D] in q's dtype; tokens beyond q_starts[S] become zero.
-    Blocks that no query sees are never read: they may belong to others by now.
+    q [T, H, D]; caches [B, Hkv, N, D]; block_table int32 [S, M]; q_starts int32 [S + 1]; kv_lens int32 [S], 0 for
+    padding. A query at position p sees positions p - window + 1 .. p. sinks float32 [H]: a logit of each head that
+    takes weight and gives no value. Softmax in float32. Returns a new [T, H, D] in q's dtype; tokens beyond
+    q_starts[S] become zero. Blocks that no query sees are never read: they may belong to others by now.
     """
     out = torch.zeros_like(q, memory_format=torch.contiguous_format)
     starts, lengths = q_starts.tolist(), kv_lens.tolist()
     for i, kv_len in enumerate(lengths):
         rows = slice(starts[i], starts[i + 1])
         if rows.stop > rows.start:
-            k, v, first = gather_context(
-                k_cache, v_cache, block_table[i], kv_len, rows.stop - rows.start, window
-            )
-            out[rows] = attend(
-                q[rows], k, v, kv_len - first, scale, window=window, softcap=softcap, sinks=sinks
-            )
+            k, v, first = gather_context(k_cache, v_cache, block_table[i], kv_len, rows.stop - rows.start, window)
+            out[rows] = attend(q[rows], k, v, kv_len - first, scale, window=window, softcap=softcap, sinks=sinks)
     return out
 
 
@@ -90,7 +86,7 @@ def attend(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Dense causal attention of q [n, H, D], the last n of kv_len positions, over k, v [kv_len, Hkv, D]; float32 inside."""
+    """Dense causal attention in float32: q [n, H, D], the last n of kv_len positions, over k, v [kv_len, Hkv, D]."""
     num_queries, num_heads, head_dim = q.shape
     num_kv_heads = k.shape[1]
     # [Hkv, H / Hkv, n, D]: the query heads that share a KV head are a batch dimension, so that KV is never repeated.
@@ -141,11 +137,7 @@ class ReferenceAttention:
 
     def plan(self, batch: AttnBatch, *, graph: bool) -> ReferencePlan:
         starts, lengths = batch.q_starts_host.tolist(), batch.kv_lens_host.tolist()
-        spans = [
-            (i, starts[i], starts[i + 1], kv_len)
-            for i, kv_len in enumerate(lengths)
-            if starts[i + 1] > starts[i]
-        ]
+        spans = [(i, starts[i], starts[i + 1], kv_len) for i, kv_len in enumerate(lengths) if starts[i + 1] > starts[i]]
         return ReferencePlan(
             spans=spans,
             num_tokens=spans[-1][2] if spans else 0,
@@ -166,9 +158,7 @@ class ReferenceAttention:
         kv_write(k, v, kv.k, kv.v, plan.slots)
         scale = spec.scale * layer.k_scale
         for i, start, stop, kv_len in plan.spans:
-            keys, values, first = gather_context(
-                kv.k, kv.v, plan.block_table[i], kv_len, stop - start, spec.window
-            )
+            keys, values, first = gather_context(kv.k, kv.v, plan.block_table[i], kv_len, stop - start, spec.window)
             out[start:stop] = attend(
                 q[start:stop],
                 keys,
@@ -213,8 +203,4 @@ def _paged_samples(dtype: str) -> Iterable[tuple[Any, ...]]:
 
 
 define(OpDef(name="kv_write", reference=kv_write, samples=_kv_write_samples, tolerance=DEFAULT_TOLERANCE))
-define(
-    OpDef(
-        name="paged_attention", reference=paged_attention, samples=_paged_samples, tolerance=DEFAULT_TOLERANCE
-    )
-)
+define(OpDef(name="paged_attention", reference=paged_attention, samples=_paged_samples, tolerance=DEFAULT_TOLERANCE))

@@ -15,7 +15,7 @@ Tensor = torch.Tensor
 
 
 def embedding(ids: Tensor, table: Tensor, scale: float | None = None) -> Tensor:
-    """table[ids], times `scale` if given: [T, hidden] in the table's dtype. ids int32 or int64 [T]; table [V, hidden]."""
+    """table[ids], times `scale` if given: [T, hidden] in the table's dtype. ids int32 or int64 [T]."""
     rows = F.embedding(ids, table)
     return rows if scale is None else rows * scale
 

@@ -27,9 +27,7 @@ class ReferenceMoE:
             return no(f"activation {spec.activation!r} is not one of {', '.join(ACTIVATIONS)}")
         return YES
 
-    def prepare(
-        self, weights: Mapping[str, Tensor], spec: MoESpec, device: Device
-    ) -> tuple[Tensor, Tensor, str]:
+    def prepare(self, weights: Mapping[str, Tensor], spec: MoESpec, device: Device) -> tuple[Tensor, Tensor, str]:
         """weights: "gate_up" [E, 2I, K] and "down" [E, K, I], or their packed rows if the spec has a scheme."""
         dtype = getattr(torch, spec.act_dtype)
         gate_up, down = (_plain(weights[name], spec.scheme, dtype) for name in ("gate_up", "down"))

@@ -54,7 +54,7 @@ def qkv_norm_rope(
     num_tokens = qkv.shape[0]
     head_dim = qkv.shape[1] // (num_heads + 2 * num_kv_heads)
     heads = qkv.view(num_tokens, -1, head_dim)
-    q, k, v = heads.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
+    q, k, v = torch.split(heads, [num_heads, num_kv_heads, num_kv_heads], dim=1)
     if q_weight is not None and k_weight is not None:
         if q_weight.shape[0] == head_dim:
             q, k = ops.rms_norm(q, q_weight, eps), ops.rms_norm(k, k_weight, eps)
@@ -88,9 +88,7 @@ def _qkv_samples(dtype: str) -> Iterable[tuple[Any, ...]]:
     ):
         qkv = gaussian(tokens, (heads + 2 * kv_heads) * dim, dtype=dtype, seed=1)
         widths = {"": None, "head": (dim, dim), "row": (heads * dim, kv_heads * dim)}[norm]
-        weights = (
-            [1 + gaussian(n, seed=4, scale=0.1).to(qkv.dtype) for n in widths] if widths else [None, None]
-        )
+        weights = [1 + gaussian(n, seed=4, scale=0.1).to(qkv.dtype) for n in widths] if widths else [None, None]
         positions = integers(tokens, high=100, seed=3)
         yield qkv, positions, _table(100, dim, dtype), *weights, 1e-6, heads, kv_heads
         yield qkv, positions, None, *weights, 1e-6, heads, kv_heads

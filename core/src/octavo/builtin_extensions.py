@@ -1,0 +1,12 @@
+"""Core's own models, registered by the hook that a third party's would use."""
+
+from __future__ import annotations
+
+from octavo.models.registry import MODELS
+from octavo.plugin import ExtensionRegistry, hookimpl
+
+
+@hookimpl
+def register_extensions(registry: ExtensionRegistry) -> None:
+    for model_type, target in MODELS.items():
+        registry.model(model_type, target)

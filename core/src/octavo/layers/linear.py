@@ -1,0 +1,184 @@
+"""Linear layers: checkpoint tensors, cut to this rank's share, packed into as few kernel calls as their formats allow.
+
+    q_proj [H D, K]     one format       one kernel call        x [T, K] -> [T, q | k | v]
+    k_proj [Hkv D, K]   for all three
+    v_proj [Hkv D, K]   another for v    two, concatenated
+
+A layer packs as soon as its last tensor arrives, and drops the raw ones: loading never holds more than one layer twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from typing import Any
+
+import torch
+
+from octavo.errors import ConfigError
+from octavo.layers.context import BuildContext, dtype_name
+from octavo.plugin.contracts import Communicator
+from octavo.plugin.specs import LinearSpec, QuantScheme
+from octavo.weights.slots import CheckpointTensor, Slot
+
+Tensor = torch.Tensor
+Range = tuple[int, int]
+"""(start, length)"""
+Apply = Callable[[Tensor, Any, Tensor | None], Tensor]
+"""The `apply` of a LinearKernel."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """One checkpoint tensor of a linear layer.
+
+    name: its module, without ".weight". out_features: its rows in the checkpoint.
+    keep: the ranges of rows that this rank takes, in the order in which the layer gives them out.
+    """
+
+    name: str
+    out_features: int
+    keep: tuple[Range, ...]
+
+
+def share(total: int, comm: Communicator, what: str) -> Range:
+    """This rank's equal part of `total`. Raises ConfigError if the ranks do not divide it."""
+    if total % comm.size:
+        raise ConfigError(f"tensor_parallel_size {comm.size} does not divide {what} ({total}): choose one that does")
+    length = total // comm.size
+    return comm.rank * length, length
+
+
+class Linear:
+    """y = x W^T + b for a stack of shards: x [T, K] -> [T, kept rows of all shards], in the model's dtype.
+
+    columns: the range of input features of this rank; None takes all. bias: every shard has a ".bias".
+    """
+
+    def __init__(
+        self,
+        ctx: BuildContext,
+        shards: Sequence[Shard],
+        in_features: int,
+        *,
+        columns: Range | None = None,
+        bias: bool = False,
+    ) -> None:
+        self._ctx = ctx
+        self._shards = tuple(shards)
+        self._columns = columns
+        self._in_features = columns[1] if columns else in_features
+        self._sizes = [sum(length for _, length in shard.keep) for shard in shards]
+        self._raw: dict[int, tuple[Tensor, QuantScheme | None]] = {}
+        self._parts: list[tuple[Apply, Any, Tensor | None]] = []
+        self._bias = torch.zeros(sum(self._sizes), dtype=ctx.dtype, device=ctx.torch_device) if bias else None
+        for i, shard in enumerate(shards):
+            shape = (shard.out_features, in_features)
+            ctx.weights.add(f"{shard.name}.weight", Slot(shape=shape, load=partial(self._take, i)))
+            if bias:
+                ctx.weights.add(
+                    f"{shard.name}.bias", Slot(shape=(shard.out_features,), load=partial(self._take_bias, i))
+                )
+
+    def __call__(self, x: Tensor) -> Tensor:
+        parts = self._parts
+        if len(parts) == 1:
+            apply, packed, bias = parts[0]
+            return apply(x, packed, bias)
+        return torch.cat([apply(x, packed, bias) for apply, packed, bias in parts], dim=-1)
+
+    def _take(self, index: int, tensor: CheckpointTensor) -> None:
+        shard = self._shards[index]
+        if self._columns is not None:
+            pieces = [tensor.read(dim=1, start=self._columns[0], length=self._columns[1])]
+        else:
+            pieces = [tensor.read(start=start, length=length) for start, length in shard.keep]
+        self._raw[index] = receive(self._ctx, tensor, pieces, name=shard.name)
+        if len(self._raw) == len(self._shards):
+            self._pack()
+
+    def _take_bias(self, index: int, tensor: CheckpointTensor) -> None:
+        assert self._bias is not None
+        place = sum(self._sizes[:index])
+        for start, length in self._shards[index].keep:
+            self._bias[place : place + length] = tensor.read(start=start, length=length)
+            place += length
+
+    def _pack(self) -> None:
+        """Neighbours of one format become one kernel call."""
+        raw = [self._raw[i] for i in range(len(self._shards))]
+        self._raw.clear()
+        place = 0
+        for _, run in groupby(range(len(raw)), key=lambda i: raw[i][1]):
+            members = list(run)
+            scheme = raw[members[0]][1]
+            weights = [raw[i][0] for i in members]
+            rows = sum(self._sizes[i] for i in members)
+            bias = None if self._bias is None else self._bias[place : place + rows]
+            place += rows
+            weight = weights[0] if len(weights) == 1 else torch.cat(weights)
+            self._parts.append((*pack(self._ctx, weight, scheme, (rows, self._in_features), bias is not None), bias))
+
+
+class RowLinear(Linear):
+    """A linear layer cut along its input features; the ranks' partial sums are added. x [T, K / ranks] -> [T, N]."""
+
+    def __init__(
+        self, ctx: BuildContext, name: str, in_features: int, out_features: int, *, bias: bool = False
+    ) -> None:
+        comm = ctx.comm
+        columns = share(in_features, comm, f"the input features of {name}") if comm.size > 1 else None
+        shard = Shard(name=name, out_features=out_features, keep=((0, out_features),))
+        super().__init__(ctx, [shard], in_features, columns=columns, bias=bias)
+        self._all_reduce = comm.all_reduce if comm.size > 1 else None
+        self._adds_bias = comm.rank == 0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self._all_reduce is None:
+            return super().__call__(x)
+        apply, packed, bias = self._parts[0]
+        # Added once: the sum over ranks would count it as often as there are ranks.
+        return self._all_reduce(apply(x, packed, bias if self._adds_bias else None))
+
+
+def receive(
+    ctx: BuildContext, tensor: CheckpointTensor, pieces: Sequence[Tensor], *, name: str
+) -> tuple[Tensor, QuantScheme | None]:
+    """The pieces, stacked, as an own copy on the device (the file may be closed), and their quantization scheme.
+
+    Plain weights take the model's dtype; so do quantized ones if the context asks for it.
+    """
+    scheme = tensor.scheme or ctx.scheme_of(name)
+    raw = pieces[0] if len(pieces) == 1 else torch.cat(tuple(pieces))
+    if scheme is not None and ctx.dequantize:
+        raw, scheme = plain(raw, scheme, ctx.dtype), None
+    dtype = ctx.dtype if scheme is None else raw.dtype
+    return raw.to(device=ctx.torch_device, dtype=dtype, copy=True), scheme
+
+
+def plain(raw: Tensor, scheme: QuantScheme | None, dtype: torch.dtype) -> Tensor:
+    """A weight [N, K] in `dtype`, dequantized if it is packed."""
+    if scheme is None:
+        return raw.to(dtype)
+    from octavo.quant.schemes import dequantize_weight
+
+    return dequantize_weight({"weight": raw}, scheme, dtype)
+
+
+def pack(
+    ctx: BuildContext, weight: Tensor, scheme: QuantScheme | None, shape: tuple[int, int], bias: bool
+) -> tuple[Apply, Any]:
+    """Hand a weight of logical `shape` [N, K] to the best kernel: (its apply, what its prepare made)."""
+    spec = LinearSpec(
+        in_features=shape[1],
+        out_features=shape[0],
+        act_dtype=dtype_name(ctx.dtype),
+        out_dtype=dtype_name(ctx.dtype),
+        scheme=scheme,
+        bias=bias,
+        max_tokens=ctx.limits.max_num_tokens,
+    )
+    kernel = ctx.kernels.linear_kernel(spec, ctx.device)
+    return kernel.apply, kernel.prepare({"weight": weight}, spec, ctx.device)

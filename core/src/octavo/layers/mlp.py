@@ -1,0 +1,58 @@
+"""The gated feed-forward block: down(act(gate(x)) * up(x)), gate and up in one matrix multiplication."""
+
+from __future__ import annotations
+
+import torch
+
+from octavo.errors import UnsupportedModelError
+from octavo.layers.context import BuildContext
+from octavo.layers.linear import Linear, RowLinear, Shard, share
+
+KINDS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+}
+"""The activation names of configs -> the kinds of `act_and_mul`."""
+
+
+class GatedMLP:
+    """x [T, hidden] -> [T, hidden].
+
+    prefix: the module in the checkpoint. activation: as in the model's config. fused: the checkpoint holds one
+    `gate_up_proj` instead of `gate_proj` and `up_proj`. Raises UnsupportedModelError for an unknown activation.
+    """
+
+    def __init__(
+        self,
+        ctx: BuildContext,
+        prefix: str,
+        hidden_size: int,
+        intermediate_size: int,
+        *,
+        activation: str,
+        bias: bool = False,
+        fused: bool = False,
+    ) -> None:
+        if activation not in KINDS:
+            raise UnsupportedModelError(f"{prefix}: activation {activation!r} is not one of {', '.join(KINDS)}")
+        size = intermediate_size
+        start, length = share(size, ctx.comm, "intermediate_size")
+        if fused:
+            keep = ((start, length), (size + start, length))
+            shards = [Shard(name=f"{prefix}.gate_up_proj", out_features=2 * size, keep=keep)]
+        else:
+            shards = [
+                Shard(name=f"{prefix}.{name}", out_features=size, keep=((start, length),))
+                for name in ("gate_proj", "up_proj")
+            ]
+        self._gate_up = Linear(ctx, shards, hidden_size, bias=bias)
+        self._down = RowLinear(ctx, f"{prefix}.down_proj", size, hidden_size, bias=bias)
+        self._kind = KINDS[activation]
+        self._act_and_mul = ctx.op("act_and_mul", kind=self._kind, size=length)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self._down(self._act_and_mul(self._gate_up(x), self._kind))
