@@ -1,0 +1,113 @@
+"""`octavo serve`: an OpenAI-compatible HTTP server."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from octavo.cli.options import Size, config_from, engine_options
+from octavo.server.options import ServerOptions
+
+if TYPE_CHECKING:
+    from octavo.server.service import Service
+
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+FLAGS: tuple[tuple[str, Any, str], ...] = (
+    ("host", str, "Address to listen on; 0.0.0.0 is every network interface."),
+    ("port", click.IntRange(0, 65535), "Port to listen on; 0 takes a free one."),
+    ("uds", str, "Listen on this Unix socket instead of a port."),
+    ("root_path", str, "Path prefix that a proxy in front strips."),
+    ("api_keys", str, "Key that requests must send as a bearer token. Repeat for several."),
+    ("max_logprobs", click.IntRange(-1), "Most logprobs per token that a request may ask for; -1 is no limit."),
+    ("max_body_bytes", Size(), "Largest request body (4M = 4 MiB)."),
+    ("shutdown_timeout", click.FloatRange(0), "Seconds that running requests get to finish after SIGTERM."),
+    ("restart_engine", bool, "Start a new engine when it dies, instead of exiting."),
+    ("trust_request_chat_template", bool, "Let requests bring their own chat template."),
+    ("cors_origins", str, "Origin that browsers may call from; * is any. Repeat for several."),
+    ("cors_methods", str, "Method that browsers may use. Repeat for several."),
+    ("cors_headers", str, "Request header that browsers may send. Repeat for several."),
+    ("cors_credentials", bool, "Let browsers send cookies and keys across origins."),
+    ("log_level", click.Choice(("debug", "info", "warning", "error")), "How much is logged."),
+    ("access_log", bool, "Log a line per HTTP request."),
+)
+"""Field of ServerOptions, type, help. Fields that hold several values are spelled in the singular."""
+
+
+def flag(field: str) -> str:
+    """The flag of a field of ServerOptions."""
+    singular = field.removesuffix("s") if isinstance(DEFAULTS[field], tuple) else field
+    return "--" + singular.replace("_", "-")
+
+
+def server_options(command: Any) -> Any:
+    """Add the flags of ServerOptions, each with its environment variable."""
+    for field, kind, text in reversed(FLAGS):
+        default = DEFAULTS[field]
+        settings: dict[str, Any] = {"is_flag": True} if kind is bool else {"type": kind}
+        command = click.option(
+            flag(field),
+            field,
+            default=default,
+            multiple=isinstance(default, tuple),
+            envvar="OCTAVO_" + flag(field).removeprefix("--").replace("-", "_").upper(),
+            show_default=default not in (None, "", (), False),
+            help=text,
+            **settings,
+        )(command)
+    return command
+
+
+DEFAULTS = {
+    field.name: field.default for field in dataclasses.fields(ServerOptions) if field.name != "max_queue"
+}  # --max-queue is an engine flag
+
+
+@click.command()
+@server_options
+@engine_options
+@click.pass_context
+def serve(ctx: click.Context, /, **flags: Any) -> None:
+    """Serve MODEL over HTTP, OpenAI-compatible.
+
+    Every flag can also be given as an environment variable: --max-model-len is OCTAVO_MAX_MODEL_LEN.
+    """
+    chosen = {name: flags.pop(name) for name in DEFAULTS}
+    config = config_from(flags)
+    options = ServerOptions(**chosen, max_queue=config.scheduler.max_queue)
+    set_up_logging(options)
+    # Imported late: `octavo serve --help` must not load a web server.
+    import uvloop
+
+    from octavo.server.lifecycle import serve as serve_until_signal
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        ctx.exit(runner.run(serve_until_signal(config, options, on_ready=announce)))
+
+
+def announce(service: Service, url: str) -> None:
+    """Say on stdout that the server is ready, and how to try it."""
+    info = service.info
+    name = info.served_names[0]
+    key = " -H 'Authorization: Bearer KEY'" if service.options.api_keys else ""
+    target = f"--unix-socket {url.removeprefix('unix:')} http://localhost" if url.startswith("unix:") else url
+    click.echo(
+        f"Octavo serves {name} at {url}/v1 (platform {info.platform}, {info.dtype}, context {info.max_model_len})\n"
+        f"  curl {target}/v1/completions{key} -H 'Content-Type: application/json' "
+        f'-d \'{{"model": "{name}", "prompt": "Once upon a time", "max_tokens": 32}}\''
+    )
+    sys.stdout.flush()
+
+
+def set_up_logging(options: ServerOptions) -> None:
+    """One handler on stderr for our loggers and uvicorn's, which is quiet unless it has something to say."""
+    level = options.log_level.upper()
+    logging.basicConfig(level=logging.WARNING, format=LOG_FORMAT)
+    logging.getLogger("octavo").setLevel(level)
+    logging.getLogger("uvicorn.error").setLevel("DEBUG" if level == "DEBUG" else "WARNING")
+    logging.getLogger("uvicorn.access").setLevel("INFO" if options.access_log else "WARNING")

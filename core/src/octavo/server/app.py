@@ -1,0 +1,74 @@
+"""The ASGI application: routes and middleware over one `Service`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from octavo.server import status
+from octavo.server.endpoint import Endpoint, Handler, encode_json
+from octavo.server.errors import ApiError
+from octavo.server.middleware import ApiKeys, CountResponses, RequestIds
+from octavo.server.openai import chat, completions, models, tokenize
+from octavo.server.service import Service
+
+ROUTES: Mapping[tuple[str, str], Handler] = {
+    ("POST", "/v1/completions"): completions.create_completion,
+    ("POST", "/v1/chat/completions"): chat.create_chat,
+    ("GET", "/v1/models"): models.list_models,
+    ("GET", "/v1/models/{id:path}"): models.get_model,
+    ("POST", "/tokenize"): tokenize.tokenize,
+    ("POST", "/detokenize"): tokenize.detokenize,
+    ("GET", "/health"): status.health,
+    ("GET", "/ping"): status.health,
+    ("GET", "/version"): status.version,
+    ("GET", "/metrics"): status.metrics,
+}
+
+
+def create_app(service: Service) -> Starlette:
+    """The application that serves `service`."""
+    options = service.options
+    middleware = [Middleware(CountResponses, counter=service.http_requests)]
+    if options.cors_origins:
+        # Outside of the others, so that a browser may read the errors of the others too.
+        middleware.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=options.cors_origins,
+                allow_methods=options.cors_methods,
+                allow_headers=options.cors_headers,
+                allow_credentials=options.cors_credentials,
+                expose_headers=["x-request-id"],
+            )
+        )
+    middleware.append(Middleware(RequestIds))
+    if options.api_keys:
+        middleware.append(Middleware(ApiKeys, keys=options.api_keys))
+    return Starlette(
+        routes=[
+            Route(path, Endpoint(service, handler), methods=[method]) for (method, path), handler in ROUTES.items()
+        ],
+        middleware=middleware,
+        exception_handlers={HTTPException: http_error},
+    )
+
+
+async def http_error(request: Request, error: Exception) -> Response:
+    """Starlette's own errors (no such route, wrong method) in the shape of all others."""
+    assert isinstance(error, HTTPException)
+    message = {
+        404: f"there is no route {request.url.path}",
+        405: f"{request.url.path} does not take {request.method}",
+    }.get(error.status_code, error.detail)
+    body = ApiError(
+        error.status_code, message, code={404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
+    ).body
+    return Response(encode_json(body), error.status_code, headers=error.headers, media_type="application/json")

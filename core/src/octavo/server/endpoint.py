@@ -1,0 +1,131 @@
+"""One HTTP exchange: read the body, run the handler, send JSON or a stream, stop when the client is gone.
+
+Handlers know nothing of ASGI: they take a `Call` and give a reply (a struct or dict, `Raw`, or `Stream`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from octavo.server.errors import ApiError, as_api_error, body_too_large
+from octavo.server.service import Service
+from octavo.server.sse import send_events
+
+encode_json = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a handler sees of the HTTP request."""
+
+    body: bytes
+    request_id: str
+    path: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Reply with server-sent events, one per chunk."""
+
+    chunks: AsyncGenerator[msgspec.Struct, None]
+
+
+@dataclass(frozen=True)
+class Raw:
+    """Reply with bytes as they are."""
+
+    data: bytes
+    content_type: str
+
+
+Reply = msgspec.Struct | dict[str, Any] | Stream | Raw
+Handler = Callable[[Service, Call], Awaitable[Reply]]
+
+
+class Endpoint:
+    """A handler as an ASGI application. A client that leaves cancels the handler, and so its generation."""
+
+    def __init__(self, service: Service, handler: Handler) -> None:
+        self.service = service
+        self.handler = handler
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            body = await read_body(scope, receive, limit=self.service.options.max_body_bytes)
+        except ApiError as error:
+            await send_error(send, error)
+            return
+        if body is None:
+            return
+        call = Call(body, scope["state"]["request_id"], scope.get("path_params", {}))
+        work = asyncio.create_task(self.answer(call, send))
+        gone = asyncio.create_task(disconnected(receive))
+        try:
+            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            work.cancel()
+            gone.cancel()
+            await asyncio.gather(work, gone, return_exceptions=True)
+
+    async def answer(self, call: Call, send: Send) -> None:
+        try:
+            reply = await self.handler(self.service, call)
+            if isinstance(reply, Stream):
+                await send_events(send, reply.chunks)
+            elif isinstance(reply, Raw):
+                await send_bytes(send, 200, reply.data, content_type=reply.content_type)
+            else:
+                await send_bytes(send, 200, encode_json(reply))
+        except Exception as error:
+            await send_error(send, as_api_error(error))
+
+
+async def read_body(scope: Scope, receive: Receive, *, limit: int) -> bytes | None:
+    """The whole body, or None if the client left meanwhile. Raises ApiError (413) above `limit` bytes."""
+    for name, value in scope["headers"]:
+        if name == b"content-length" and value.isdigit() and int(value) > limit:
+            raise body_too_large(limit)
+    parts = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > limit:
+            raise body_too_large(limit)
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+async def disconnected(receive: Receive) -> None:
+    """Return when the client has gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def send_bytes(
+    send: Send,
+    status: int,
+    data: bytes,
+    *,
+    content_type: str = "application/json",
+    headers: Mapping[str, str] | None = None,
+) -> None:
+    """Send a whole response."""
+    pairs = [(b"content-type", content_type.encode()), (b"content-length", str(len(data)).encode())]
+    pairs += [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
+    await send({"type": "http.response.start", "status": status, "headers": pairs})
+    await send({"type": "http.response.body", "body": data})
+
+
+async def send_error(send: Send, error: ApiError) -> None:
+    """Send an error in the one shape that all errors have."""
+    await send_bytes(send, error.status, encode_json(error.body), headers=error.headers)

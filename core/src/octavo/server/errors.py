@@ -1,0 +1,101 @@
+"""Every error a client of the server can get, in one shape:
+
+    {"error": {"message": ..., "type": ..., "param": ..., "code": ...}}
+
+`type` says whose fault it is, `param` names the field, `code` is stable and made for programs.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+import msgspec
+
+from octavo.errors import EngineDeadError, EngineError, RequestError, RequestTooLargeError
+
+log = logging.getLogger("octavo.server")
+
+RETRY_AFTER = {"retry-after": "1"}
+
+
+class ErrorFields(msgspec.Struct, frozen=True):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    error: ErrorFields
+
+
+class ApiError(Exception):
+    """An answer other than 2xx. `headers` are added to the response."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.headers = dict(headers or {})
+        self.body = ErrorBody(ErrorFields(message, kind, param, code))
+
+
+def unknown_model(name: str, served: tuple[str, ...]) -> ApiError:
+    message = f"the model {name!r} does not exist; this server has: {', '.join(served)}"
+    return ApiError(404, message, param="model", code="model_not_found")
+
+
+def unauthorized() -> ApiError:
+    message = "send a valid key as `Authorization: Bearer KEY`"
+    headers = {"www-authenticate": "Bearer"}
+    return ApiError(401, message, kind="authentication_error", code="invalid_api_key", headers=headers)
+
+
+def body_too_large(limit: int) -> ApiError:
+    # The rest of the body is not read, so the connection cannot be used again.
+    message = f"the request body is larger than {limit} bytes (--max-body-bytes)"
+    return ApiError(413, message, code="body_too_large", headers={"connection": "close"})
+
+
+def queue_full(limit: int) -> ApiError:
+    message = f"{limit} requests are waiting already (--max-queue); try again later"
+    return ApiError(503, message, kind="server_error", code="queue_full", headers=RETRY_AFTER)
+
+
+def not_ready(reason: str) -> ApiError:
+    return ApiError(503, reason, kind="server_error", code="not_ready")
+
+
+def shutting_down() -> ApiError:
+    headers = {**RETRY_AFTER, "connection": "close"}
+    return ApiError(503, "the server is shutting down", kind="server_error", code="shutting_down", headers=headers)
+
+
+def unsupported(field: str, hint: str = "") -> RequestError:
+    """The request asks for something that this server does not do (yet)."""
+    return RequestError(f"{field} is not supported yet{': ' + hint if hint else ''}", field=field)
+
+
+def as_api_error(error: Exception) -> ApiError:
+    """What the client is told about `error`. An unforeseen one is logged and told without its details."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, RequestTooLargeError):
+        return ApiError(400, str(error), param=error.field or None, code="context_length_exceeded")
+    if isinstance(error, RequestError):
+        return ApiError(400, str(error), param=error.field or None)
+    if isinstance(error, EngineDeadError):
+        return ApiError(503, str(error), kind="server_error", code="engine_dead", headers=RETRY_AFTER)
+    if isinstance(error, EngineError):
+        return ApiError(500, str(error), kind="server_error", code="engine_error")
+    log.error("a request failed unexpectedly", exc_info=error)
+    return ApiError(500, "internal error; the server's log has the details", kind="server_error", code="internal")

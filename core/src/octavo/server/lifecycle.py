@@ -1,0 +1,184 @@
+"""Start the engine, serve HTTP, drain, restart: the life of one server process.
+
+bind ─> start engine ─> listen ──────────────> SIGTERM ─> refuse new ─> running ones finish ─> exit 0
+                          │  engine dies                   (after --shutdown-timeout: abort)
+                          └─> requests fail, /health 503 ─> exit 1, or with --restart-engine a new engine
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+import uvicorn
+
+from octavo.config import EngineConfig
+from octavo.engine.client import EngineClient
+from octavo.engine.process import Build, start_engine
+from octavo.errors import ConfigError, OctavoError
+from octavo.server.app import create_app
+from octavo.server.options import ServerOptions
+from octavo.server.service import Service
+
+log = logging.getLogger("octavo.server")
+
+WATCH_S = 0.2
+MAX_DEATHS, DEATH_WINDOW_S = 3, 600.0
+"""An engine that dies this often within the window is not restarted again: something is wrong with it."""
+FLUSH_S = 5.0
+"""What responses get to be written out after the last request has ended."""
+
+OnReady = Callable[[Service, str], None]
+"""Called once with the service and its URL when it accepts connections."""
+
+
+async def serve(
+    config: EngineConfig, options: ServerOptions, *, on_ready: OnReady | None = None, build: Build | None = None
+) -> int:
+    """Serve until a signal or the engine's end. Returns the exit code: 0 after a signal, 1 after a dead engine.
+
+    build: what makes the engine inside its process (None: `octavo.launch.build_engine`).
+    Raises ConfigError if the address cannot be used, and what `start_engine` raises.
+    """
+    # Bound before the model is loaded: a port in use is found in milliseconds, not after minutes.
+    sockets = None if options.uds else [bind(options.host, options.port)]
+    try:
+        client = await EngineClient.connect(await start_engine(config, build=build))
+    except BaseException:
+        for bound in sockets or ():
+            bound.close()
+        raise
+    service = Service(client, options)
+    server = HttpServer(service, on_ready=on_ready)
+    watch = asyncio.create_task(watch_engine(service, server, config, build))
+    try:
+        await server.serve(sockets=sockets)
+    finally:
+        watch.cancel()
+        await asyncio.gather(watch, return_exceptions=True)
+        await service.client.shutdown()
+    return 1 if server.engine_lost else 0
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn with our way to end: the engine drains while connections finish, and the process exits with 0."""
+
+    def __init__(self, service: Service, *, on_ready: OnReady | None = None) -> None:
+        options = service.options
+        super().__init__(
+            uvicorn.Config(
+                create_app(service),
+                host=options.host,
+                port=options.port,
+                uds=options.uds,
+                root_path=options.root_path,
+                log_config=None,
+                access_log=options.access_log,
+                lifespan="off",
+                server_header=False,
+                timeout_graceful_shutdown=int(options.shutdown_timeout + FLUSH_S) + 1,
+            )
+        )
+        self.service = service
+        self.engine_lost = False
+        self._on_ready = on_ready
+        self._hurry = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        if self.started and self._on_ready is not None:
+            self._on_ready(self.service, url(self.service.options, sockets))
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.service.draining = True
+        drain = asyncio.create_task(self.drain())
+        await super().shutdown(sockets=sockets)
+        await drain
+
+    async def drain(self) -> None:
+        """Let running requests finish within the timeout; a hurry (Ctrl-C, a second signal) aborts them at once."""
+        client = self.service.client
+        patient = asyncio.create_task(client.shutdown(drain=True, timeout=self.service.options.shutdown_timeout))
+        hurry = asyncio.create_task(self._hurry.wait())
+        await asyncio.wait((patient, hurry), return_when=asyncio.FIRST_COMPLETED)
+        hurry.cancel()
+        if not patient.done():
+            await client.shutdown()
+        await patient
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Handle signals ourselves: uvicorn would raise them again at the end, and so end the process with -15."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.should_exit or sig == signal.SIGINT:
+            self._hurry.set()
+        else:
+            log.info("shutting down: running requests have %g s to finish", self.service.options.shutdown_timeout)
+        self.should_exit = True
+
+
+async def watch_engine(service: Service, server: HttpServer, config: EngineConfig, build: Build | None) -> None:
+    """When the engine dies, restart it if that was asked for and helps, else end the server."""
+    deaths: deque[float] = deque(maxlen=MAX_DEATHS)
+    while True:
+        while service.client.is_alive:
+            await asyncio.sleep(WATCH_S)
+        if service.draining:
+            return
+        deaths.append(time.monotonic())
+        hopeless = len(deaths) == MAX_DEATHS and deaths[-1] - deaths[0] < DEATH_WINDOW_S
+        if not service.options.restart_engine or hopeless:
+            log.error("the engine is dead (%s): exiting%s", service.client.error, " after many restarts" * hopeless)
+            break
+        log.warning("the engine is dead (%s): starting a new one", service.client.error)
+        await service.client.shutdown()
+        try:
+            service.client = await EngineClient.connect(await start_engine(config, build=build))
+        except OctavoError as error:
+            log.error("the engine cannot be restarted: %s", error)
+            break
+        log.info("the engine is back")
+    server.engine_lost = True
+    server.should_exit = True
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A bound TCP socket (not listening yet). Raises ConfigError naming the flags."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        bound = socket.socket(family, kind, protocol)
+        try:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind(address)
+        except BaseException:
+            bound.close()
+            raise
+    except (OSError, OverflowError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ConfigError(f"cannot listen on {host}:{port} ({reason}); choose another --host or --port") from None
+    return bound
+
+
+def url(options: ServerOptions, sockets: list[socket.socket] | None) -> str:
+    """Where the server is reached; port 0 has become a real one."""
+    if not sockets:
+        return f"unix:{options.uds}"
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(options.host, options.host)
+    port = sockets[0].getsockname()[1]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,0 +1,87 @@
+"""ASGI middleware: request ids and API keys. Plain ASGI, so that streams pass through untouched."""
+
+from __future__ import annotations
+
+import hmac
+import uuid
+from collections.abc import Sequence
+
+from prometheus_client import Counter
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from octavo.server.endpoint import send_error
+from octavo.server.errors import unauthorized
+
+MAX_ID_LENGTH = 128
+KNOWN_METHODS = frozenset({"GET", "HEAD", "POST", "OPTIONS"})
+"""Others share one label: a client must not be able to make new time series."""
+OPEN_PATHS = frozenset({"/health"})
+
+
+class RequestIds:
+    """Give every request an id: the client's X-Request-Id if it is fit for a header and a log, else a new one."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        given = header(scope, b"x-request-id").decode("latin-1")
+        fit = 0 < len(given) <= MAX_ID_LENGTH and given.isascii() and given.isprintable()
+        request_id = given if fit else uuid.uuid4().hex
+        scope.setdefault("state", {})["request_id"] = request_id
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+            await send(message)
+
+        await self.app(scope, receive, send_with_id)
+
+
+class CountResponses:
+    """Count responses by method and status."""
+
+    def __init__(self, app: ASGIApp, *, counter: Counter) -> None:
+        self.app = app
+        self.counter = counter
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def counting_send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                method = scope["method"] if scope["method"] in KNOWN_METHODS else "other"
+                self.counter.labels(method, str(message["status"])).inc()
+            await send(message)
+
+        await self.app(scope, receive, counting_send if scope["type"] == "http" else send)
+
+
+class ApiKeys:
+    """Ask for a bearer key on every path but /health."""
+
+    def __init__(self, app: ASGIApp, *, keys: Sequence[str]) -> None:
+        self.app = app
+        self.keys = [key.encode() for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or self.is_open(scope) or self.allows(header(scope, b"authorization")):
+            await self.app(scope, receive, send)
+        else:
+            await send_error(send, unauthorized())
+
+    def is_open(self, scope: Scope) -> bool:
+        path = scope["path"].removeprefix(scope.get("root_path", "").rstrip("/"))
+        return path in OPEN_PATHS
+
+    def allows(self, authorization: bytes) -> bool:
+        scheme, _, token = authorization.partition(b" ")
+        # All keys are compared, each in constant time: the time tells nothing about any of them.
+        matches = [hmac.compare_digest(token.strip(), key) for key in self.keys]
+        return scheme.lower() == b"bearer" and any(matches)
+
+
+def header(scope: Scope, name: bytes) -> bytes:
+    """The value of a request header, or b""."""
+    return next((value for key, value in scope["headers"] if key == name), b"")

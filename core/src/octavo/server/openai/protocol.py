@@ -1,0 +1,118 @@
+"""Bodies of the OpenAI routes, with vLLM's extra fields. Optional fields take null as "not given".
+
+Sampling fields are checked by `SamplingParams`; here only their types are. Fields that start as `Any` hold unions that
+the decoder cannot tell apart, or features that are refused by name (see `openai.sampling`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class StreamOptions(msgspec.Struct):
+    """include_usage: one more chunk at the end with the usage. continuous_usage_stats: usage so far in each chunk."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class SamplingFields(msgspec.Struct, kw_only=True):
+    """What completions and chat have in common."""
+
+    model: str | None = None
+    n: int | None = None
+    best_of: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    max_tokens: int | None = None
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    prompt_logprobs: int | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None
+    echo: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    priority: int | None = None
+    request_id: str | None = None
+    cache_salt: str | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    user: str | None = None
+    metadata: Any = None
+    store: bool | None = None
+    service_tier: str | None = None
+    # Refused when set:
+    response_format: Any = None
+    structured_outputs: Any = None
+    use_beam_search: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    kv_transfer_params: Any = None
+
+
+class CompletionBody(SamplingFields, kw_only=True):
+    """POST /v1/completions. prompt: text, texts, token ids or lists of them."""
+
+    prompt: Any
+    logprobs: int | None = None
+    # Refused when set:
+    suffix: str | None = None
+    prompt_embeds: Any = None
+
+
+class ChatBody(SamplingFields, kw_only=True):
+    """POST /v1/chat/completions. max_completion_tokens wins over max_tokens."""
+
+    messages: list[dict[str, Any]]
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    max_completion_tokens: int | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    # Refused when set:
+    tools: Any = None
+    tool_choice: Any = None
+    functions: Any = None
+    function_call: Any = None
+    documents: Any = None
+    modalities: list[str] | None = None
+    audio: Any = None
+
+
+class TokenizeBody(msgspec.Struct, kw_only=True):
+    """POST /tokenize: a prompt or messages."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    # Refused when set:
+    tools: Any = None
+
+
+class DetokenizeBody(msgspec.Struct, kw_only=True):
+    """POST /detokenize."""
+
+    tokens: list[int]
+    model: str | None = None

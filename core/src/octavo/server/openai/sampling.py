@@ -1,0 +1,125 @@
+"""From a body's fields to `SamplingParams`; and the fields that are known but not supported yet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from octavo.errors import RequestError
+from octavo.sampling.params import SamplingParams, integer
+from octavo.server.errors import unsupported
+from octavo.server.openai.protocol import SamplingFields, StreamOptions
+
+MODEL_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+"""What a model's generation_config decides where the request does not."""
+
+PLAIN = (
+    *MODEL_DEFAULTS,
+    "n",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+    "ignore_eos",
+    "min_tokens",
+    "allowed_token_ids",
+    "stop_token_ids",
+    "bad_words",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+)
+"""Fields that mean the same in a body and in SamplingParams."""
+
+REFUSED = (
+    "structured_outputs",
+    "use_beam_search",
+    "truncate_prompt_tokens",
+    "kv_transfer_params",
+    "suffix",
+    "prompt_embeds",
+    "tools",
+    "functions",
+    "function_call",
+    "documents",
+    "audio",
+)
+"""Fields that change the answer in a way not supported yet: ignoring them would answer another question."""
+
+
+def to_params(
+    body: SamplingFields,
+    *,
+    defaults: Mapping[str, float | int],
+    max_tokens: int | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+    detokenize: bool,
+) -> SamplingParams:
+    """Sampling parameters of a request. defaults: the model's. Raises RequestError naming the field."""
+    given: dict[str, Any] = {name: defaults[name] for name in MODEL_DEFAULTS if name in defaults}
+    given |= {name: value for name in PLAIN if (value := getattr(body, name)) is not None}
+    if body.stop is not None:
+        given["stop"] = body.stop
+    return SamplingParams(
+        **given,
+        max_tokens=max_tokens,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        logit_bias=_logit_bias(body.logit_bias),
+        detokenize=detokenize,
+    )
+
+
+def refuse_unsupported(body: object) -> None:
+    """Raise RequestError for the first field that asks for a feature of a later version."""
+    for name in REFUSED:
+        if getattr(body, name, None) not in (None, False, [], {}, ""):
+            raise unsupported(name)
+    tool_choice = getattr(body, "tool_choice", None)
+    if tool_choice not in (None, "none", "auto"):
+        raise unsupported("tool_choice")
+    if any(modality != "text" for modality in getattr(body, "modalities", None) or ()):
+        raise unsupported("modalities", "only text")
+    response_format = getattr(body, "response_format", None)
+    if response_format not in (None, {"type": "text"}):
+        raise unsupported("response_format", "only text")
+    best_of = getattr(body, "best_of", None)
+    if best_of is not None and best_of != (getattr(body, "n", None) or 1):
+        raise unsupported("best_of", "only the same as n")
+
+
+def check_request_fields(body: SamplingFields) -> None:
+    """Raise RequestError for what is no sampling but still goes to the engine or into headers and ids."""
+    if body.priority is not None:
+        integer(body.priority, "priority", low=-(2**31), high=2**31 - 1)
+    if body.request_id is not None and not 0 < len(body.request_id) <= 256:
+        raise RequestError("request_id must have 1 to 256 characters", field="request_id")
+    if body.cache_salt == "":
+        raise RequestError("cache_salt must not be empty", field="cache_salt")
+
+
+def check_max_logprobs(value: int | None, *, limit: int, field: str) -> None:
+    """Raise RequestError if a request asks for more logprobs a token than the operator allows (-1: any number)."""
+    if value is not None and limit != -1 and (value > limit or value == -1):
+        asked = "the whole vocabulary" if value == -1 else value
+        raise RequestError(f"{field} may be at most {limit} (--max-logprobs), not {asked}", field=field)
+
+
+def stream_options(body: SamplingFields) -> StreamOptions:
+    """The stream options. Raises RequestError if they are given without a stream."""
+    if body.stream_options is None:
+        return StreamOptions()
+    if not body.stream:
+        raise RequestError("stream_options needs stream=true", field="stream_options")
+    return body.stream_options
+
+
+def _logit_bias(bias: dict[str, float] | None) -> dict[int, float] | None:
+    if not bias:
+        return None
+    out = {}
+    for key, value in bias.items():
+        # Exactly a decimal number: int() would also take "1_0", " 7" and digits of other scripts.
+        if not (key.isascii() and key.removeprefix("-").isdigit()):
+            raise RequestError(f"logit_bias has the key {key!r}, which is no token id", field="logit_bias")
+        out[int(key)] = value
+    return out

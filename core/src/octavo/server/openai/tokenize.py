@@ -1,0 +1,53 @@
+"""POST /tokenize and /detokenize."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Any
+
+from octavo.errors import RequestError
+from octavo.server.decode import decode_body
+from octavo.server.endpoint import Call, Reply
+from octavo.server.openai.messages import check_messages, count_characters
+from octavo.server.openai.protocol import DetokenizeBody, TokenizeBody
+from octavo.server.openai.sampling import refuse_unsupported
+from octavo.server.openai.templates import template_options
+from octavo.server.service import INLINE_CHARACTERS, Service
+
+
+async def tokenize(service: Service, call: Call) -> Reply:
+    """Token ids of a prompt or of a rendered conversation. Raises RequestError."""
+    body = decode_body(call.body, TokenizeBody)
+    service.model_name(body.model)
+    refuse_unsupported(body)
+    if (body.prompt is None) == (body.messages is None):
+        raise RequestError("send either prompt or messages", field="prompt")
+    if body.prompt is not None:
+        tokens = await service.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
+    else:
+        messages = body.messages or []
+        check_messages(messages)
+        tokens = await service.encode_chat(
+            messages, num_characters=count_characters(messages), **template_options(body, service)
+        )
+    answer: dict[str, Any] = {
+        "count": len(tokens),
+        "max_model_len": service.info.max_model_len,
+        "tokens": tokens,
+    }
+    if body.return_token_strs:
+        answer["token_strs"] = [service.tokenizer.token_text(token) for token in tokens]
+    return answer
+
+
+async def detokenize(service: Service, call: Call) -> Reply:
+    """The text of token ids, special tokens included. Raises RequestError for an id that does not exist."""
+    body = decode_body(call.body, DetokenizeBody)
+    service.model_name(body.model)
+    tokenizer = service.tokenizer
+    for token in body.tokens:
+        if not 0 <= token < tokenizer.vocab_size:
+            raise RequestError(f"tokens holds {token}; ids go from 0 to {tokenizer.vocab_size - 1}", field="tokens")
+    work = partial(tokenizer.decode, body.tokens, skip_special_tokens=False)
+    return {"prompt": work() if len(body.tokens) <= INLINE_CHARACTERS else await asyncio.to_thread(work)}

@@ -1,0 +1,44 @@
+"""What the operator chose for the server itself (the engine has `octavo.config`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from octavo.errors import ConfigError
+
+DEFAULT_BODY_BYTES = 32 * 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions:
+    """Options of `octavo serve`.
+
+    api_keys: any of them opens every route; none: no key is asked for.
+    max_logprobs: most top logprobs per token that a request may ask for; -1 is no limit.
+    max_queue: requests that may wait for a place in the batch; None is no limit.
+    shutdown_timeout: seconds that running requests get to finish after SIGTERM.
+    restart_engine: start a new engine when it dies, instead of exiting.
+    trust_request_chat_template: requests may bring their own template (it runs sandboxed, but can be slow).
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    uds: str | None = None
+    root_path: str = ""
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    max_logprobs: int = 20
+    max_body_bytes: int = DEFAULT_BODY_BYTES
+    max_queue: int | None = None
+    shutdown_timeout: float = 30.0
+    restart_engine: bool = False
+    trust_request_chat_template: bool = False
+    cors_origins: tuple[str, ...] = ()
+    cors_methods: tuple[str, ...] = ("*",)
+    cors_headers: tuple[str, ...] = ("*",)
+    cors_credentials: bool = False
+    log_level: str = "info"
+    access_log: bool = False
+
+    def __post_init__(self) -> None:
+        if not all(self.api_keys):
+            raise ConfigError("--api-key must not be empty: an empty key would let everybody in")

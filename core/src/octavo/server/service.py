@@ -1,0 +1,198 @@
+"""What the routes share: the engine client, the door (who may come in now), and generation for several prompts.
+
+The service knows nothing of HTTP or of OpenAI's shapes. A restart of the engine puts a new client in its place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+from prometheus_client import CollectorRegistry, Counter, generate_latest
+
+from octavo.errors import EngineDeadError, RequestError, RequestTooLargeError
+from octavo.outputs import RequestOutput
+from octavo.sampling.params import SamplingParams
+from octavo.server.errors import queue_full, shutting_down, unknown_model
+from octavo.server.options import ServerOptions
+
+if TYPE_CHECKING:
+    from octavo.engine.client import EngineClient
+    from octavo.engine.info import ModelInfo
+    from octavo.tokenizer import Tokenizer
+
+Prompt = str | list[int]
+Outputs = AsyncGenerator[tuple[int, RequestOutput], None]
+"""(index of the prompt, its delta), as they come."""
+
+INLINE_CHARACTERS = 8192
+"""Text up to this long is tokenized at once (about a millisecond); longer text goes to a thread, so that the event
+loop goes on serving the other streams and /health."""
+
+
+class Service:
+    """The server's state: its client, its options, how many sequences live, whether it is shutting down."""
+
+    def __init__(self, client: EngineClient, options: ServerOptions) -> None:
+        self.client = client
+        self.options = options
+        self.draining = False
+        self.num_live = 0
+        self.started = int(time.time())
+        self.registry = CollectorRegistry()
+        self.http_requests = Counter(
+            "octavo:http_requests", "HTTP responses by method and status.", ("method", "status"), registry=self.registry
+        )
+        self.rejections = Counter(
+            "octavo:admission_rejections", "Requests turned away at the door.", ("reason",), registry=self.registry
+        )
+        self._serial = itertools.count()
+        self._longest_token: int | None = None
+
+    @property
+    def info(self) -> ModelInfo:
+        return self.client.info
+
+    @property
+    def is_ready(self) -> bool:
+        return self.client.is_alive and not self.draining
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer. Raises RequestError if the server runs without one."""
+        if self.client.tokenizer is None:
+            raise RequestError("this server has no tokenizer (--skip-tokenizer-init): send and take token ids")
+        return self.client.tokenizer
+
+    def model_name(self, asked: str | None) -> str:
+        """The served name to answer with; no name means the first. Raises ApiError (404) for another."""
+        names = self.info.served_names
+        if asked and asked not in names:
+            raise unknown_model(asked, names)
+        return asked or names[0]
+
+    def admit(self) -> None:
+        """Raise unless a request may come in now: the engine lives, the queue has room, no shutdown is under way."""
+        if self.draining:
+            self.rejections.labels("shutting_down").inc()
+            raise shutting_down()
+        if not self.client.is_alive:
+            self.rejections.labels("engine_dead").inc()
+            raise EngineDeadError("the engine is not running")
+        limit = self.options.max_queue
+        if limit is not None and self.num_live >= self.info.max_num_seqs + limit:
+            self.rejections.labels("queue_full").inc()
+            raise queue_full(limit)
+
+    def metrics_text(self) -> bytes:
+        """All metrics, the engine's and the door's, in Prometheus' text format."""
+        return self.client.metrics.render() + generate_latest(self.registry)
+
+    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of a text, of any length, without holding up the event loop."""
+        work = partial(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
+        return work() if len(text) <= INLINE_CHARACTERS else await asyncio.to_thread(work)
+
+    async def encode_chat(self, messages: list[dict[str, Any]], *, num_characters: int, **how: Any) -> list[int]:
+        """Token ids of a rendered conversation; `how` goes to `Tokenizer.encode_chat`. Raises RequestError."""
+        work = partial(self.tokenizer.encode_chat, messages, **how)
+        if num_characters <= INLINE_CHARACTERS:
+            return work()
+        # Templates may drop text (old reasoning), so a margin is left: this only spares hopeless work.
+        limit = 2 * self.info.max_model_len * await asyncio.to_thread(self._longest_token_bytes)
+        if num_characters > limit:
+            raise RequestTooLargeError(
+                f"the messages have {num_characters} characters; a context of {self.info.max_model_len} tokens "
+                "cannot hold them",
+                field="messages",
+            )
+        return await asyncio.to_thread(work)
+
+    def _longest_token_bytes(self) -> int:
+        if self._longest_token is None:
+            tokenizer = self.tokenizer
+            self._longest_token = max(len(tokenizer.token_bytes(token)) for token in range(tokenizer.vocab_size))
+        return self._longest_token
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams,
+        *,
+        request_id: str,
+        priority: int = 0,
+        cache_salt: str = "",
+        add_special_tokens: bool = True,
+        default_max_tokens: int | None = None,
+    ) -> Outputs:
+        """Answers to all prompts, merged as they come; closing it aborts what still runs. Raises as `admit`.
+
+        default_max_tokens: used where params.max_tokens is None, cut to the room that is left.
+        """
+        self.admit()
+        # A request id may be in use twice at a time, so the engine sees it with a serial number.
+        streams = [
+            cast(
+                AsyncGenerator[RequestOutput, None],
+                self.client.generate(
+                    prompt,
+                    params,
+                    request_id=f"{request_id}-{next(self._serial)}",
+                    priority=priority,
+                    cache_salt=cache_salt,
+                    add_special_tokens=add_special_tokens,
+                    default_max_tokens=default_max_tokens,
+                ),
+            )
+            for prompt in prompts
+        ]
+        return self._counted(merge(streams), num_sequences=len(prompts) * params.n)
+
+    async def _counted(self, outputs: Outputs, *, num_sequences: int) -> Outputs:
+        self.num_live += num_sequences
+        try:
+            async with aclosing(outputs):
+                async for item in outputs:
+                    yield item
+        finally:
+            self.num_live -= num_sequences
+
+
+async def merge(streams: Sequence[AsyncGenerator[RequestOutput, None]]) -> Outputs:
+    """Items of all streams with the stream's index, as they come. The first error ends them all."""
+    if len(streams) == 1:
+        async with aclosing(streams[0]) as only:
+            async for output in only:
+                yield 0, output
+        return
+    queue: asyncio.Queue[tuple[int, RequestOutput | Exception | None]] = asyncio.Queue()
+
+    async def pump(index: int, stream: AsyncGenerator[RequestOutput, None]) -> None:
+        try:
+            async with aclosing(stream):
+                async for output in stream:
+                    queue.put_nowait((index, output))
+            queue.put_nowait((index, None))
+        except Exception as error:
+            queue.put_nowait((index, error))
+
+    tasks = [asyncio.create_task(pump(index, stream)) for index, stream in enumerate(streams)]
+    try:
+        running = len(tasks)
+        while running:
+            index, item = await queue.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                running -= 1
+            else:
+                yield index, item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

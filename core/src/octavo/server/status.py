@@ -1,0 +1,24 @@
+"""Routes for operators and load balancers: health, version, metrics."""
+
+from __future__ import annotations
+
+from octavo import __version__
+from octavo.server.endpoint import Call, Raw, Reply
+from octavo.server.errors import not_ready
+from octavo.server.service import Service
+
+
+async def health(service: Service, call: Call) -> Reply:
+    """200 while requests are served; ApiError (503) while shutting down or without an engine."""
+    if not service.is_ready:
+        raise not_ready("shutting down" if service.draining else "the engine is not running")
+    return {}
+
+
+async def version(service: Service, call: Call) -> Reply:
+    return {"version": __version__}
+
+
+async def metrics(service: Service, call: Call) -> Reply:
+    """Prometheus text format."""
+    return Raw(service.metrics_text(), "text/plain; version=0.0.4; charset=utf-8")
