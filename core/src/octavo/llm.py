@@ -196,7 +196,8 @@ class LLM:
     @property
     def stats(self) -> Stats:
         """The engine's gauges and counters."""
-        return self._live_engine().stats
+        stats: Stats = self._live_engine().stats
+        return stats
 
     def close(self) -> None:
         """Free the engine. Safe to call twice; using the LLM afterwards raises EngineDeadError."""
@@ -236,8 +237,8 @@ class LLM:
                     field="prompt",
                 )
             salt, text = prompt.get("cache_salt", ""), prompt.get("prompt")
-            prompt = prompt["prompt_token_ids"] if "prompt_token_ids" in prompt else prompt["prompt"]
-        prepared = self._frontend.door.prepare(prompt, params, text=text, default_max_tokens=default_max_tokens)
+        content = prompt.get("prompt_token_ids", prompt.get("prompt")) if isinstance(prompt, Mapping) else prompt
+        prepared = self._frontend.door.prepare(content, params, text=text, default_max_tokens=default_max_tokens)
         return prepared, salt
 
     def _run(self, requests: Sequence[Request]) -> Iterator[tuple[Request, RequestOutput]]:

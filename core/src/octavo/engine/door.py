@@ -148,7 +148,8 @@ class Door:
         if asked > room:
             raise RequestTooLargeError(
                 f"max_tokens is {asked} and the prompt has {num_prompt_tokens} tokens, together "
-                f"{asked + num_prompt_tokens}; the model's context is {limit} tokens. Ask for at most {room}, or shorten the prompt",
+                f"{asked + num_prompt_tokens}; the model's context is {limit} tokens. "
+                f"Ask for at most {room}, or shorten the prompt",
                 field="max_tokens",
             )
         return asked

@@ -28,13 +28,11 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 import zmq
-import zmq.asyncio
 
 from octavo import errors
 from octavo.config import EngineConfig
@@ -45,13 +43,12 @@ from octavo.engine.messages import (
     Inbound,
     Outbound,
     Ready,
-    Shutdown,
     decode_inbound,
-    decode_outbound,
     encode,
 )
+from octavo.engine.process_transport import ProcessTransport, address, unlimited
 from octavo.engine.pump import describe, pump
-from octavo.errors import ConfigError, EngineDeadError, EngineError, OctavoError
+from octavo.errors import ConfigError, EngineError, OctavoError
 
 if TYPE_CHECKING:
     from octavo.tokenizer import Tokenizer
@@ -62,10 +59,6 @@ logger = logging.getLogger("octavo.engine")
 
 PROGRESS_S = 10.0
 """How often a start that takes long says that it goes on."""
-GRACE_S = 0.05
-"""A dying engine's last words may still be on their way when its exit is seen."""
-STOP_S = 10.0
-"""An engine told to stop ends its step first; after this it is killed."""
 MAX_SOCKET_PATH = 100
 """Unix socket paths may have 107 bytes; macOS allows 103."""
 
@@ -86,119 +79,41 @@ async def start_engine(config: EngineConfig, *, build: Build | None = None) -> E
     Raises what the engine raised if it is one of `octavo.errors`, EngineError for any other failure, EngineDeadError
     if the process died without a word.
     """
-    transport = ProcessTransport.spawn(config, build)
+    transport = spawn(config, build)
+    ready = asyncio.create_task(_wait_ready(transport))
+    tokenizer = asyncio.create_task(asyncio.to_thread(_load_tokenizer, config))
     try:
         async with _progress_log():
-            tokenizer_task = asyncio.create_task(asyncio.to_thread(_load_tokenizer, config))
-            try:
-                info = await _wait_ready(transport)
-            except BaseException:
-                await asyncio.gather(tokenizer_task, return_exceptions=True)
-                raise
-            tokenizer = await tokenizer_task
+            await asyncio.gather(ready, tokenizer)
     except BaseException:
+        ready.cancel()
         await transport.close()
+        await asyncio.gather(ready, tokenizer, return_exceptions=True)
         raise
-    return EngineHandle(transport=transport, info=info, tokenizer=tokenizer)
+    return EngineHandle(transport=transport, info=ready.result(), tokenizer=tokenizer.result())
 
 
-class ProcessTransport:
-    """The way to an engine in another process; see `octavo.engine.transport.Transport`."""
-
-    def __init__(self, process: SpawnProcess, folder: Path, *, client: int = 0) -> None:
-        self.client = client
-        self._process = process
-        self._folder = folder
-        self._context = zmq.asyncio.Context()
-        # Sends never wait (no high-water mark), so the plain socket does, without a future per message.
-        self._inbox = _socket(self._context, zmq.PUSH, socket_class=zmq.Socket)
-        self._inbox.connect(_address(folder, "inbox"))
-        self._outbox = _socket(self._context, zmq.PULL)
-        self._outbox.bind(_address(folder, f"outbox-{client}"))
-        self._watched: asyncio.AbstractEventLoop | None = None
-        self._closed = False
-        self._gone: EngineDeadError | None = None
-
-    @classmethod
-    def spawn(cls, config: EngineConfig, build: Build | None) -> ProcessTransport:
-        """Start the process; it serves once it has sent Ready."""
-        folder = Path(tempfile.mkdtemp(prefix="octavo-"))
-        try:
-            if len(os.fsencode(folder / "outbox-000")) > MAX_SOCKET_PATH:
-                raise ConfigError(
-                    f"the temporary folder {folder} has too long a path for sockets; set TMPDIR to a shorter one"
-                )
-            # Not a daemon: those may have no children, and an engine starts workers for further ranks.
-            process = multiprocessing.get_context("spawn").Process(
-                target=engine_main,
-                args=(config, build, folder, 1, logging.getLogger("octavo").getEffectiveLevel()),
-                name="octavo-engine",
+def spawn(config: EngineConfig, build: Build | None) -> ProcessTransport:
+    """Start the process; it serves once it has sent Ready. Raises ConfigError where sockets cannot be made."""
+    folder = Path(tempfile.mkdtemp(prefix="octavo-"))
+    try:
+        if len(os.fsencode(folder / "outbox-000")) > MAX_SOCKET_PATH:
+            raise ConfigError(
+                f"the path of the temporary folder {folder} is too long for sockets; set TMPDIR to a shorter one"
             )
-            transport = cls(process, folder)
-            process.start()
-        except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
-        # multiprocessing joins its children when the interpreter exits; without this it would wait for ever.
-        atexit.register(process.kill)
-        return transport
-
-    @property
-    def pid(self) -> int | None:
-        """The engine's process id."""
-        return self._process.pid
-
-    def send(self, message: Inbound) -> None:
-        self._inbox.send(encode(message))
-
-    async def receive(self) -> Outbound:
-        if self._gone is not None:
-            raise self._gone
-        if self._watched is None:
-            self._watched = asyncio.get_running_loop()
-            self._watched.add_reader(self._process.sentinel, self._on_exit)
-        message = decode_outbound(await self._outbox.recv())
-        if isinstance(message, Failed):
-            self._gone = EngineDeadError(message.message)
-        return message
-
-    async def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        self._unwatch()
-        self.send(Shutdown())
-        await asyncio.to_thread(self._process.join, STOP_S)
-        if self._process.exitcode is None:
-            logger.warning("the engine did not stop within %g s and is killed", STOP_S)
-            self._process.kill()
-            await asyncio.to_thread(self._process.join)
-        atexit.unregister(self._process.kill)
-        self._gone = self._gone or EngineDeadError("the engine has been shut down")
-        self._context.destroy(linger=0)
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-    def _unwatch(self) -> None:
-        if self._watched is not None and not self._watched.is_closed():
-            self._watched.remove_reader(self._process.sentinel)
-
-    def _on_exit(self) -> None:
-        assert self._watched is not None
-        self._unwatch()
-        self._watched.call_later(GRACE_S, self._tell_own_reader)
-
-    def _tell_own_reader(self) -> None:
-        """Wake `receive` as the dead engine would have: with a message in its outbox."""
-        if self._closed:
-            return
-        self._process.join()
-        code = self._process.exitcode or 0
-        how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-        hint = "; it may have run out of memory" if code == -signal.SIGKILL else ""
-        with self._context.socket(zmq.PUSH, socket_class=zmq.Socket) as own:
-            own.connect(_address(self._folder, f"outbox-{self.client}"))
-            own.setsockopt(zmq.LINGER, 1000)
-            own.send(encode(Failed(kind="EngineDeadError", message=f"the engine process has ended ({how}){hint}")))
+        log_level = logging.getLogger("octavo").getEffectiveLevel()
+        # Not a daemon: those may have no children, and an engine starts workers for further ranks.
+        process = multiprocessing.get_context("spawn").Process(
+            target=engine_main, args=(config, build, folder, 1, log_level), name="octavo-engine"
+        )
+        transport = ProcessTransport(process, folder)
+        process.start()
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    # multiprocessing joins its children when the interpreter exits; without this it would wait for ever.
+    atexit.register(process.kill)
+    return transport
 
 
 def engine_main(config: EngineConfig, build: Build | None, folder: Path, num_clients: int, log_level: int) -> None:
@@ -208,12 +123,12 @@ def engine_main(config: EngineConfig, build: Build | None, folder: Path, num_cli
     threading.Thread(target=_exit_with_parent, name="octavo-parent-watch", daemon=True).start()
     logging.basicConfig(level=log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     context = zmq.Context()
-    inbox = _socket(context, zmq.PULL)
-    inbox.bind(_address(folder, "inbox"))
+    inbox = unlimited(context.socket(zmq.PULL))
+    inbox.bind(address(folder, "inbox"))
     outboxes = []
     for client in range(num_clients):
-        outboxes.append(_socket(context, zmq.PUSH))
-        outboxes[-1].connect(_address(folder, f"outbox-{client}"))
+        outboxes.append(unlimited(context.socket(zmq.PUSH)))
+        outboxes[-1].connect(address(folder, f"outbox-{client}"))
 
     def receive(block: bool) -> list[Inbound]:
         messages = [decode_inbound(inbox.recv())] if block else []
@@ -232,9 +147,7 @@ def engine_main(config: EngineConfig, build: Build | None, folder: Path, num_cli
 
     code = 0
     try:
-        if build is None:
-            from octavo.launch import build_engine as build  # imports torch: only the engine's process pays for it
-        engine, info = build(config)
+        engine, info = (build or _build_here)(config)
         # What start-up made lives as long as the process; the collector need not look at it again.
         gc.collect()
         gc.freeze()
@@ -257,6 +170,12 @@ def _exit_with_parent() -> None:
     assert parent is not None
     multiprocessing.connection.wait([parent.sentinel])
     os._exit(1)
+
+
+def _build_here(config: EngineConfig) -> tuple[EngineLoop, ModelInfo]:
+    from octavo.launch import build_engine  # imports torch
+
+    return build_engine(config)
 
 
 async def _wait_ready(transport: ProcessTransport) -> ModelInfo:
@@ -291,15 +210,3 @@ async def _progress_log() -> AsyncIterator[None]:
         yield
     finally:
         ticker.cancel()
-
-
-def _address(folder: Path, name: str) -> str:
-    return f"ipc://{folder / name}"
-
-
-def _socket(context: zmq.Context, kind: int, **options: type) -> zmq.Socket:
-    """A socket without a high-water mark: nothing is dropped and no send waits."""
-    socket = context.socket(kind, **options)
-    socket.set_hwm(0)
-    socket.setsockopt(zmq.LINGER, 0)
-    return socket
