@@ -9,8 +9,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-import torch
 import tokenizers
+import torch
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, GenerationConfig, PretrainedConfig
 
