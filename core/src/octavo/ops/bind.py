@@ -88,6 +88,10 @@ class KernelTable:
         """The registered providers of an op, best first, the reference not among them."""
         return sorted(self._ops.get(name, []), key=lambda p: -p.priority)
 
+    def classes(self, family: str) -> list[type[Any]]:
+        """The registered kernel classes of "attention", "linear" or "moe", best first, the reference not among them."""
+        return [cls for _, cls in sorted(self._classes.get(family, []), key=lambda entry: -entry[0])]
+
     def bind(
         self, name: str, *, dtype: str, device: Device, params: Mapping[str, object] | None = None
     ) -> Callable[..., Any]:
@@ -126,8 +130,7 @@ class KernelTable:
     def _pick(self, family: str, spec: Any, device: Device, reference: type[Any]) -> type[Any]:
         forced = self.forced.get(family)
         refused: list[tuple[str, str]] = []
-        candidates = [cls for _, cls in sorted(self._classes.get(family, []), key=lambda e: -e[0])]
-        for cls in [*candidates, reference]:
+        for cls in [*self.classes(family), reference]:
             if forced not in (None, cls.name):
                 refused.append((cls.name, f"--kernel {family}={forced}"))
                 continue
