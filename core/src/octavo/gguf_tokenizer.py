@@ -121,7 +121,7 @@ def _sentencepiece(metadata: Mapping[str, Any], path: Path) -> tokenizers.Tokeni
     kinds, scores = metadata.get("tokenizer.ggml.token_type"), metadata.get("tokenizer.ggml.scores")
     if scores is None or kinds is None or not len(scores) == len(kinds) == len(tokens):
         raise CheckpointError("needs one tokenizer.ggml.scores and token_type for each token", path=str(path))
-    unknown = next((tokens[i] for i in np.flatnonzero(kinds == UNKNOWN)), None)
+    unknown = next((tokens[i] for i in np.flatnonzero(kinds == UNKNOWN).tolist()), None)
     if unknown is None and "tokenizer.ggml.unknown_token_id" in metadata:
         unknown = tokens[metadata["tokenizer.ggml.unknown_token_id"]]
     bpe = models.BPE(
@@ -147,16 +147,14 @@ def merges_from_scores(tokens: Sequence[str], kinds: np.ndarray, scores: np.ndar
     """The BPE merges that a sentencepiece vocabulary implies: sentencepiece joins the neighbours whose join has the
     best score, so every split of a piece into two pieces is a merge, ranked by the score of the piece."""
     normal = np.flatnonzero(kinds == NORMAL)
-    normal = normal[np.argsort(-scores[normal], kind="stable")]
-    pieces = {tokens[i] for i in normal}
-    merges = []
-    for i in normal:
-        piece = tokens[i]
-        for cut in range(1, len(piece)):
-            left, right = piece[:cut], piece[cut:]
-            if left in pieces and right in pieces:
-                merges.append((left, right))
-    return merges
+    ranked = [tokens[i] for i in normal[np.argsort(-scores[normal], kind="stable")].tolist()]
+    pieces = set(ranked)
+    return [
+        (left, right)
+        for piece in ranked
+        for cut in range(1, len(piece))
+        if (left := piece[:cut]) in pieces and (right := piece[cut:]) in pieces
+    ]
 
 
 def _vocab(tokens: Sequence[str]) -> dict[str, int]:
@@ -181,7 +179,7 @@ def _add_tokens(tokenizer: tokenizers.Tokenizer, tokens: Sequence[str], kinds: n
     if kinds is None:
         return
     for kind, special in ((CONTROL, True), (UNKNOWN, True), (USER_DEFINED, False)):
-        found = [tokens[i] for i in np.flatnonzero(kinds == kind) if tokens[i]]
+        found = [tokens[i] for i in np.flatnonzero(kinds == kind).tolist() if tokens[i]]
         added = [AddedToken(text, normalized=False, special=special) for text in found]
         (tokenizer.add_special_tokens if special else tokenizer.add_tokens)(added)
 

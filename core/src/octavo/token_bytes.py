@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import tokenizers
 
@@ -80,7 +81,7 @@ def spelling_of(tokenizer: tokenizers.Tokenizer) -> Spelling | None:
     return Spelling(byte_level=byte_level, byte_fallback=byte_fallback, replace=tuple(replace), strip_first=strip_first)
 
 
-def _steps(decoder: dict) -> Iterator[dict]:
+def _steps(decoder: dict[str, Any]) -> Iterator[dict[str, Any]]:
     if decoder["type"] == "Sequence":
         for step in decoder["decoders"]:
             yield from _steps(step)

@@ -1,4 +1,4 @@
-"""The two libraries that do the tokenizing, behind one small face: `tokenizers` (Rust) and Transformers' Python ones."""
+"""The two libraries that tokenize, behind one small face: `tokenizers` (Rust) and the Python code of Transformers."""
 
 from __future__ import annotations
 
@@ -95,10 +95,12 @@ class SlowBackend:
     def token(self, token_id: int) -> str | None:
         if not 0 <= token_id < self.vocab_size:
             return None
-        return self._tokenizer.convert_ids_to_tokens(int(token_id))
+        piece: str | None = self._tokenizer.convert_ids_to_tokens(int(token_id))
+        return piece
 
     def id_of(self, token: str) -> int | None:
-        return self._tokenizer.get_vocab().get(token)
+        found: int | None = self._tokenizer.get_vocab().get(token)
+        return found
 
     def token_bytes(self, token_id: int) -> bytes:
         return self._decode([token_id], skip_special_tokens=False).encode()
@@ -111,9 +113,10 @@ class SlowBackend:
 
     def _decode(self, ids: list[int], *, skip_special_tokens: bool) -> str:
         known = [i for i in ids if 0 <= i < self.vocab_size]
-        return self._tokenizer.decode(
+        text: str = self._tokenizer.decode(
             known, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
         )
+        return text
 
 
 @dataclass(frozen=True, kw_only=True)
