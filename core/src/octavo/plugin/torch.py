@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
 from octavo.plugin.data import DeviceDesc, MemInfo
+from octavo.plugin.specs import QuantScheme
 
 
 HOST = torch.device("cpu").type
@@ -125,3 +126,14 @@ class TorchDevice:
             compute_units=getattr(p, "multi_processor_count", 0),
             uuid=str(getattr(p, "uuid", "")),
         )
+
+
+def dequantize_weight(weights: Mapping[str, torch.Tensor], scheme: QuantScheme, dtype: torch.dtype) -> torch.Tensor:
+    """The plain weight [N, K] in `dtype` of a quantized one: for kernels that unpack at load what they cannot read.
+
+    weights: the canonical tensors of the scheme, as `LinearKernel.prepare` gets them. Raises UnsupportedModelError for
+    a packing that core cannot decode.
+    """
+    from octavo.quant.schemes import dequantize_weight as dequantize
+
+    return dequantize(weights, scheme, dtype)
