@@ -7,7 +7,7 @@ The same frontend and the same loop as behind the server, called one after the o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -137,7 +137,9 @@ class LLM:
                 progress.update(delta)
         return [cast(RequestOutput, merger.result()) for merger in mergers.values()]
 
-    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
+    def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+    ) -> Generator[RequestOutput, None, None]:
         """Answer one prompt as it is generated: each RequestOutput holds what is new. Closing the iterator aborts."""
         prepared, salt = self._prepare(prompt, sampling_params)
         request = self._frontend.add(prepared, request_id=self._new_id(), cache_salt=salt)
@@ -163,20 +165,16 @@ class LLM:
         conversations = cast("Sequence[Sequence[Message]]", messages if several else [messages])
         tokenizer = self.get_tokenizer()
         prompts = []
+        rendering: dict[str, Any] = {
+            "tools": tools,
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            "template": chat_template,
+            "template_kwargs": chat_template_kwargs,
+        }
         for conversation in conversations:
-            rendering: dict[str, Any] = {
-                "tools": tools,
-                "add_generation_prompt": add_generation_prompt,
-                "continue_final_message": continue_final_message,
-                "template": chat_template,
-                "template_kwargs": dict(chat_template_kwargs or {}),
-            }
-            prompts.append(
-                {
-                    "prompt": tokenizer.render_chat(conversation, **rendering),
-                    "prompt_token_ids": tokenizer.encode_chat(conversation, **rendering),
-                }
-            )
+            text = tokenizer.render_chat(conversation, **rendering)
+            prompts.append({"prompt": text, "prompt_token_ids": tokenizer.encode_rendered(text)})
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
     def get_tokenizer(self) -> Tokenizer:

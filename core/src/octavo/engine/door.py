@@ -7,7 +7,6 @@ SamplingParams ──> ids in the vocabulary, bad words as ids, the tokens that 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,8 +21,6 @@ from octavo.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from octavo.tokenizer import Tokenizer
-
-logger = logging.getLogger("octavo.client")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,14 +96,7 @@ class Door:
                 f"{limit * self._longest_token}. Shorten the prompt",
                 field="prompt",
             )
-        token_ids = tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        bos = tokenizer.bos_token_id
-        if bos is not None and add_special_tokens and token_ids[:2] == [bos, bos]:
-            logger.warning(
-                "the prompt text begins with the start token and the tokenizer adds another; "
-                "pass add_special_tokens=False for text rendered from a chat template"
-            )
-        return token_ids
+        return tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     @cached_property
     def _longest_token(self) -> int:
@@ -119,7 +109,7 @@ class Door:
             prompt = prompt.tolist()
         token_ids = list(prompt)
         if len(token_ids) > self.info.max_model_len:
-            self._room(len(token_ids), 0, None)  # raises: too long, before a look at millions of ids
+            self._room(len(token_ids), None, None)  # raises: too long, before a look at millions of ids
         for token in token_ids:
             if type(token) is not int:
                 raise RequestError(f"the prompt holds {token!r}, which is not a token id (an integer)", field="prompt")
