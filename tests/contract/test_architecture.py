@@ -21,7 +21,9 @@ VENDOR = re.compile(
     r"|\b(cuda|nvidia|rocm|radeon|xpu|tpu|habana|ascend|npu)\b",
     re.IGNORECASE,
 )
-PLATFORM_NAME = re.compile(r"""[!=]=\s*["'](cpu|cuda|rocm|xpu|tpu)["']|\bin\s*[\(\[{]\s*["'](cpu|cuda|rocm|xpu|tpu)["']""")
+PLATFORM_NAME = re.compile(
+    r"""[!=]=\s*["'](cpu|cuda|rocm|xpu|tpu)["']|\bin\s*[\(\[{]\s*["'](cpu|cuda|rocm|xpu|tpu)["']"""
+)
 OPEN_DOOR = ("octavo.plugin", "octavo.triton", "octavo.testing")
 
 

@@ -33,8 +33,8 @@ def mix32(x: Tensor) -> Tensor:
 
 def row_key(seeds: Tensor, positions: Tensor) -> Tensor:
     """One int32 key per row from int64 seeds [N] and the int64 positions [N] of the tokens to be sampled."""
-    low, high = seeds.view(torch.int32).reshape(-1, 2).unbind(1)
-    key = mix32(mix32(low.clone()) ^ high)
+    low, high = (seeds & 0xFFFFFFFF).to(torch.int32), (seeds >> 32).to(torch.int32)
+    key = mix32(mix32(low) ^ high)
     return mix32(key + positions.to(torch.int32) * GOLDEN)
 
 
