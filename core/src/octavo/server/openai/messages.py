@@ -32,11 +32,11 @@ def check_messages(messages: Sequence[dict[str, Any]]) -> None:
 
 
 def text_of(message: dict[str, Any]) -> str:
-    """All text of a checked message."""
+    """All text of a checked message, parts joined as templates that take only strings get them."""
     content = message.get("content") or ""
     if isinstance(content, str):
         return content
-    return "".join(part if isinstance(part, str) else part[TEXT_PARTS[part["type"]]] for part in content)
+    return "\n".join(part if isinstance(part, str) else part[TEXT_PARTS[part["type"]]] for part in content)
 
 
 def count_characters(messages: Sequence[dict[str, Any]]) -> int:

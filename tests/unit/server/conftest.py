@@ -1,0 +1,236 @@
+"""A whole server in this process: real app, real client, real engine loop, and an executor that says what we script.
+
+Every test of a server ends with the invariants: the next plain request succeeds, nothing is left running, no KV block
+is lost; every body is strict JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from octavo.config import CacheConfig, SchedulerConfig
+from octavo.engine.client import EngineClient
+from octavo.engine.info import ModelInfo
+from octavo.engine.loop import EngineLoop
+from octavo.engine.transport import ThreadTransport
+from octavo.plugin.data import ScheduleLimits
+from octavo.plugin.step import KVGroup
+from octavo.server.app import create_app
+from octavo.server.options import ServerOptions
+from octavo.server.service import Service
+from octavo.testing.scripted import ScriptedExecutor
+from octavo.tokenizer import Tokenizer, load_tokenizer
+
+VOCAB = 384
+EOS = 2
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    from octavo.testing.tiny import make_tokenizer
+
+    folder = tmp_path_factory.mktemp("tokenizer")
+    make_tokenizer(folder, vocab_size=VOCAB)
+    return load_tokenizer(folder)
+
+
+@pytest.fixture(scope="session")
+def bos_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    from octavo.testing.tiny import make_tokenizer
+
+    folder = tmp_path_factory.mktemp("bos-tokenizer")
+    make_tokenizer(folder, vocab_size=VOCAB, bos=True)
+    return load_tokenizer(folder)
+
+
+def strict(text: str | bytes) -> Any:
+    """Parse JSON; NaN and Infinity, which are none, fail the test."""
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+class Server:
+    """A running server and the ways tests talk to it."""
+
+    def __init__(self, service: Service, executor: ScriptedExecutor, loop: EngineLoop) -> None:
+        self.service = service
+        self.executor = executor
+        self.engine = loop
+        self.app = create_app(service)
+        self.http = httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://octavo")
+
+    async def send(self, path: str, body: Any = None, *, raw: str | bytes | None = None, **how: Any) -> httpx.Response:
+        if raw is None and body is not None:
+            return await self.http.post(path, json=body, **how)
+        return await self.http.post(path, content=raw, **how)
+
+    async def get(self, path: str, **how: Any) -> httpx.Response:
+        return await self.http.get(path, **how)
+
+    async def ask(self, path: str, body: dict[str, Any], **how: Any) -> dict[str, Any]:
+        """A plain answer, 200 expected."""
+        response = await self.send(path, body, **how)
+        assert response.status_code == 200, response.text
+        answer: dict[str, Any] = strict(response.content)
+        return answer
+
+    async def stream(self, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+        """The chunks of a stream that ends well: framed as events, with [DONE] last."""
+        response = await self.send(path, body | {"stream": True})
+        assert response.status_code == 200, response.text
+        assert response.headers["content-type"].startswith("text/event-stream")
+        events = response.text.split("\n\n")
+        assert events[-2:] == ["data: [DONE]", ""]
+        assert all(event.startswith("data: ") for event in events[:-1])
+        return [strict(event.removeprefix("data: ")) for event in events[:-2]]
+
+    async def both(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """The plain answer, after checking that a stream of the same request joins to it."""
+        plain = await self.ask(path, body)
+        chunks = await self.stream(path, body)
+        for choice in plain["choices"]:
+            pieces = [c for chunk in chunks for c in chunk["choices"] if c["index"] == choice["index"]]
+            reasons = [piece["finish_reason"] for piece in pieces if piece["finish_reason"] is not None]
+            assert reasons == [choice["finish_reason"]]
+            assert pieces[-1]["finish_reason"] is not None
+            assert pieces[-1].get("stop_reason") == choice["stop_reason"]
+            if path == CHAT:
+                assert "".join(piece["delta"].get("content") or "" for piece in pieces) == choice["message"]["content"]
+                assert [piece["delta"].get("role") for piece in pieces] == ["assistant"] + [None] * (len(pieces) - 1)
+                contents = [entry for piece in pieces for entry in (piece["logprobs"] or {"content": []})["content"]]
+                assert contents == (choice["logprobs"] or {"content": []})["content"]
+            else:
+                assert "".join(piece["text"] for piece in pieces) == choice["text"]
+                for name in choice["logprobs"] or ():
+                    joined = [item for piece in pieces for item in piece["logprobs"][name]]
+                    assert joined == choice["logprobs"][name]
+            if "token_ids" in choice:
+                assert [t for piece in pieces for t in piece.get("token_ids", [])] == choice["token_ids"]
+        return plain
+
+    async def refused(
+        self, path: str, body: Any = None, *, field: str | None, raw: str | None = None, status: int = 400
+    ) -> str:
+        """The message of an error in the one shape; the next plain request must succeed."""
+        how = {"headers": {"content-type": "application/json"}} if raw is not None else {}
+        response = await self.send(path, body, raw=raw, **how)
+        assert response.status_code == status, response.text
+        error = strict(response.content)["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        assert error["param"] == field, error
+        await self.ask(COMPLETIONS, {"prompt": "next", "max_tokens": 1})
+        message: str = error["message"]
+        return message
+
+    async def settled(self) -> None:
+        """Wait until the engine is idle and check that it has kept nothing."""
+        for _ in range(200):
+            if not self.engine.has_work and self.service.num_live == 0 and self.service.client.num_live == 0:
+                break
+            await asyncio.sleep(0.01)
+        stats = self.engine.stats
+        assert (stats.running, stats.waiting, self.service.num_live, self.service.client.num_live) == (0, 0, 0, 0)
+        assert stats.kv_usage == 0.0
+
+    async def close(self) -> None:
+        await self.http.aclose()
+        await self.service.client.shutdown()
+
+
+Script = Callable[[tuple[int, ...]], Sequence[int]] | Sequence[int]
+Serve = Callable[..., Awaitable[Server]]
+
+
+@pytest.fixture
+async def serve(tokenizer: Tokenizer) -> AsyncIterator[Serve]:
+    """Make servers: `await serve(script, ...)`. script: token ids, or text that is tokenized and ends with EOS."""
+    servers: list[Server] = []
+
+    async def make(
+        script: Script | str = "a story of pages",
+        *,
+        options: ServerOptions | None = None,
+        tokenizer: Tokenizer | None = tokenizer,
+        width: int = 1,
+        delay: float = 0.0,
+        fail_at_step: int | None = None,
+        max_model_len: int = 256,
+        num_blocks: int = 64,
+        max_num_seqs: int = 16,
+        default_sampling: dict[str, float | int] | None = None,
+    ) -> Server:
+        if isinstance(script, str):
+            assert tokenizer is not None
+            script = [*tokenizer.encode(script), EOS]
+        executor = ScriptedExecutor(
+            script,
+            kv_groups=(KVGroup(block_size=16, num_blocks=num_blocks),),
+            vocab_size=VOCAB,
+            eos=EOS,
+            width=width,
+            delay=delay,
+            fail_at_step=fail_at_step,
+        )
+        loop = EngineLoop(
+            executor,
+            cache=CacheConfig(),
+            scheduler=SchedulerConfig(max_num_seqs=max_num_seqs),
+            limits=ScheduleLimits(),
+            max_model_len=max_model_len,
+            run_ahead=0,
+        )
+        info = ModelInfo(
+            model="tiny",
+            served_names=("tiny", "tiny-alias"),
+            max_model_len=max_model_len,
+            vocab_size=VOCAB,
+            eos_token_ids=(EOS,),
+            default_sampling=default_sampling or {},
+            platform="scripted",
+            dtype="float32",
+            num_kv_blocks=num_blocks,
+            max_num_seqs=max_num_seqs,
+        )
+        client = EngineClient(ThreadTransport(loop), tokenizer, info)
+        servers.append(Server(Service(client, options or ServerOptions()), executor, loop))
+        return servers[-1]
+
+    yield make
+    for server in servers:
+        if server.service.client.is_alive:
+            await server.settled()
+        await server.close()
+
+
+@pytest.fixture
+def say(tokenizer: Tokenizer) -> Callable[[str], list[int]]:
+    """Token ids that an executor says for a text, with EOS at the end."""
+    return lambda text: [*tokenizer.encode(text), EOS]
+
+
+@pytest.fixture
+def bytes_as_ids(tokenizer: Tokenizer) -> Callable[[bytes], list[int]]:
+    """One token per byte: how a model says characters that its vocabulary has not."""
+    by_byte = {tokenizer.token_bytes(i): i for i in range(VOCAB) if len(tokenizer.token_bytes(i)) == 1}
+    return lambda data: [by_byte[bytes([byte])] for byte in data]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path
