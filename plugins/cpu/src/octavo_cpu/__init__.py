@@ -18,7 +18,7 @@ from octavo.plugin import (
 )
 
 if TYPE_CHECKING:
-    from octavo.config import EngineConfig
+    from octavo.plugin import EngineConfig
 
 VERSION = "0.1.0"
 
@@ -57,12 +57,12 @@ def platform_probe() -> Probe:
 
 @hookimpl
 def platform_caps(options: Mapping[str, object]) -> PlatformCaps:
-    from octavo_cpu.host import has_native_bf16
+    from octavo_cpu.host import prefers_bf16
 
     return PlatformCaps(
         dtypes=("bfloat16", "float16", "float32"),
-        default_dtype="bfloat16" if has_native_bf16() else "float32",
-        kv_dtypes=("auto", "bfloat16", "float16", "float32"),
+        default_dtype="bfloat16" if prefers_bf16() else "float32",
+        kv_dtypes=("auto",),
         dist_backend="gloo",
         collectives=frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast", "send", "recv"}),
         max_world_size=64,

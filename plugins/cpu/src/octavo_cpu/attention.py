@@ -219,9 +219,9 @@ class PagedAttention:
 
     def _reserve(self, rows: list[Rows], pieces: list[Piece]) -> None:
         """Grow the gather buffers: memory taken anew in each layer would cost page faults."""
-        picked = [work.blocks for work in (*rows, *pieces) if isinstance(work.blocks, torch.Tensor)]
+        picks = [*(r.blocks for r in rows), *(p.blocks for p in pieces)]
         block = self._heads * self.spec.block_size * self.spec.head_dim
-        need = max((len(p) for p in picked), default=0) * block
+        need = max((len(p) for p in picks if isinstance(p, torch.Tensor)), default=0) * block
         if need > self._scratch.shape[1]:
             self._scratch = torch.empty(2, need, dtype=self._dtype)
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from octavo.plugin import KernelRegistry
 from octavo_cpu.attention import PagedAttention
+from octavo_cpu.linear import Int4Linear, OneDnnLinear
 
 
 def register(registry: KernelRegistry) -> None:
     """Register every kernel of the pure-torch tier."""
     registry.attention(PagedAttention, priority=10)
+    registry.linear(Int4Linear, priority=20)
+    registry.linear(OneDnnLinear, priority=10)
