@@ -1,0 +1,253 @@
+"""Block tables of all running rows, one per KV group, and the pools behind them.
+
+A row's table in one group (block size 4, window 6, 14 positions held):
+
+    index      0     1     2     3
+    block      0     0    17     5        0 = null: behind the window, given back
+               |--passed--|     |
+    positions 0..3  4..7  8..11 12..13    held = 4 entries, room for 16 positions
+
+Full groups have passed = 0 for ever. `capacity` is held * block_size, the positions that fit without a new block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.engine.blocks import BlockPool
+from octavo.engine.prefix_cache import Match, extend_digests, find_prefix, no_match, root_digest
+from octavo.engine.sequence import Sequence
+from octavo.errors import RequestTooLargeError
+from octavo.plugin.step import BlockUpdate, Ints, KVGroup
+
+Need = NDArray[np.int32] | None
+"""Blocks that each of some rows lacks in one group; None if no row lacks any."""
+
+
+class GroupTable:
+    """The block tables of one group. rows x max_blocks."""
+
+    def __init__(self, group: KVGroup, *, num_rows: int, max_model_len: int) -> None:
+        self.group = group
+        self.pool = BlockPool(group.num_blocks)
+        self.blocks = np.zeros((num_rows, -(-max_model_len // group.block_size)), np.int32)
+        self.held = np.zeros(num_rows, np.int32)
+        self.capacity = np.zeros(num_rows, np.int32)
+        self.passed = np.zeros(num_rows, np.int32)
+        self.published = [0] * num_rows
+
+    def need(self, rows: Ints, ends: Ints) -> Need:
+        """Blocks that rows lack to hold positions below `ends`."""
+        if not (ends > self.capacity[rows]).any():
+            return None
+        lacking: Ints = -(-ends // self.group.block_size) - self.held[rows]
+        return lacking.clip(0)
+
+    def extend(self, rows: Ints, need: NDArray[np.int32]) -> BlockUpdate:
+        """Give rows the blocks they lack."""
+        if need.max() > 1:
+            rows = np.repeat(rows, need)
+            first = np.repeat(np.cumsum(need, dtype=np.int32) - need, need)
+            offset = np.arange(len(rows), dtype=np.int32) - first
+            indices = self.held[rows] + offset
+        else:
+            rows = rows[need > 0]
+            indices = self.held[rows]
+        taken = self.pool.take(len(rows))
+        self.blocks[rows, indices] = taken
+        # A row's last write wins, and it holds the row's highest index.
+        self.held[rows] = indices + 1
+        self.capacity[rows] = (indices + 1) * self.group.block_size
+        return BlockUpdate(rows=rows, indices=indices, blocks=taken)
+
+    def attach(self, row: int, hit: Ints) -> None:
+        """Start a row with the blocks of a prefix hit."""
+        self.pool.acquire(hit[hit > 0])
+        count = len(hit)
+        self.blocks[row, :count] = hit
+        self.held[row] = count
+        self.capacity[row] = count * self.group.block_size
+        self.passed[row] = np.argmax(hit > 0) if count and hit[-1] else count
+        self.published[row] = count
+
+    def pass_window(self, rows: Ints, computed: Ints) -> None:
+        """Give back blocks that no query at `computed` or later can see."""
+        assert self.group.window is not None
+        first = (computed - (self.group.window - 1)) // self.group.block_size
+        behind = first > self.passed[rows]
+        if not behind.any():
+            return
+        rows, first = rows[behind], first[behind]
+        while len(rows):  # one round in the steady state: rows pass a block at a time
+            self.pool.free(self.blocks[rows, self.passed[rows]])
+            self.blocks[rows, self.passed[rows]] = 0
+            self.passed[rows] += 1
+            more = self.passed[rows] < first
+            rows, first = rows[more], first[more]
+
+    def clear(self, row: int) -> None:
+        """Give back everything a row holds."""
+        self.pool.free(self.blocks[row, self.passed[row] : self.held[row]])
+        self.blocks[row, : self.held[row]] = 0
+        self.held[row] = self.capacity[row] = self.passed[row] = 0
+
+    def publish(self, row: int, digests: Many[bytes], count: int) -> None:
+        """Let prefixes find the first `count` blocks of a row."""
+        for index in range(self.published[row], count):
+            block = int(self.blocks[row, index])
+            if block:
+                self.pool.publish(block, digests[index])
+        self.published[row] = max(self.published[row], count)
+
+    def most_held(self, num_positions: int, *, passed: int, chunk: int) -> int:
+        """Blocks that a row of that many positions holds at its largest, in steps of at most `chunk` tokens."""
+        total = -(-num_positions // self.group.block_size) - passed
+        if self.group.window is None:
+            return total
+        return min(total, -(-(self.group.window - 1 + chunk) // self.group.block_size) + 1)
+
+
+class KVTables:
+    """All groups together. Sizes come from the executor, the policy from the scheduler."""
+
+    def __init__(
+        self, groups: Many[KVGroup], *, num_rows: int, max_model_len: int, max_chunk: int, caching: bool
+    ) -> None:
+        self.groups = tuple(groups)
+        self.tables = [GroupTable(g, num_rows=num_rows, max_model_len=max_model_len) for g in groups]
+        self.pools = [table.pool for table in self.tables]
+        self.sliding = [table for table in self.tables if table.group.window is not None]
+        self.max_chunk = max_chunk
+        self.caching = caching
+
+    @property
+    def num_free(self) -> int:
+        return sum(pool.num_free for pool in self.pools)
+
+    @property
+    def least_free(self) -> int:
+        """Free blocks of the group that has fewest."""
+        return min((pool.num_free for pool in self.pools), default=0)
+
+    @property
+    def usage(self) -> float:
+        """Share of the fullest group's blocks that are in use."""
+        return max((1 - pool.num_free / pool.size for pool in self.pools), default=0.0)
+
+    def check_fits(self, seq: Sequence) -> None:
+        """Raise RequestTooLargeError if the sequence cannot be served even alone."""
+        for table in self.tables:
+            size = table.pool.size
+            if table.most_held(seq.num_positions, passed=0, chunk=self.max_chunk) > size:
+                alone = table.most_held(len(seq.prompt), passed=0, chunk=self.max_chunk) > size
+                raise RequestTooLargeError(
+                    f"{len(seq.prompt)} prompt tokens with up to {seq.submit.max_tokens} new ones do not fit the "
+                    f"{size * table.group.block_size} tokens of KV memory: ask for less or give it more",
+                    field="prompt" if alone else "max_tokens",
+                )
+
+    def match(self, seq: Sequence) -> Match:
+        """The cached prefix of a waiting sequence."""
+        if not (self.caching and seq.uses_cache):
+            return no_match(self.groups)
+        tokens = seq.tokens
+
+        def digests(block_size: int) -> list[bytes]:
+            return self._digests(seq, tokens, block_size, len(tokens) // block_size)
+
+        return find_prefix(self.groups, self.pools, digests, num_tokens=len(tokens))
+
+    def admissible(self, match: Match, *, num_tokens: int, spare: int) -> bool:
+        """Whether a sequence of that many tokens can be computed whole and leave `spare` free blocks in each group."""
+        for table, hit in zip(self.tables, match.blocks, strict=True):
+            shared = hit[hit > 0]
+            most = table.most_held(num_tokens, passed=len(hit) - len(shared), chunk=self.max_chunk)
+            revived = int((table.pool.refs[shared] == 0).sum())
+            if max(most - len(shared), 0) + revived + spare > table.pool.num_free:
+                return False
+        return True
+
+    def attach(self, row: int, match: Match, end: int) -> list[BlockUpdate]:
+        """Start a row on its prefix hit with room for positions below `end`. One update per group."""
+        updates = []
+        for table, hit in zip(self.tables, match.blocks, strict=True):
+            table.attach(row, hit)
+            more = max(-(-end // table.group.block_size) - len(hit), 0)
+            if more:
+                table.extend(np.array([row], np.int32), np.array([more], np.int32))
+            held = int(table.held[row])
+            updates.append(
+                BlockUpdate(
+                    rows=np.full(held, row, np.int32),
+                    indices=np.arange(held, dtype=np.int32),
+                    blocks=table.blocks[row, :held].copy(),
+                )
+            )
+        return updates
+
+    def need(self, rows: Ints, ends: Ints) -> list[Need]:
+        """Per group, the blocks that rows lack to hold positions below `ends`."""
+        return [table.need(rows, ends) for table in self.tables]
+
+    def fits(self, need: Many[Need]) -> bool:
+        return all(
+            lacking is None or int(lacking.sum()) <= pool.num_free
+            for lacking, pool in zip(need, self.pools, strict=True)
+        )
+
+    def extend(self, rows: Ints, need: Many[Need]) -> list[BlockUpdate]:
+        """Give rows what they lack. Empty if nobody lacks anything, else one update per group."""
+        if all(lacking is None for lacking in need):
+            return []
+        return [
+            NOTHING if lacking is None else table.extend(rows, lacking)
+            for table, lacking in zip(self.tables, need, strict=True)
+        ]
+
+    def pass_windows(self, rows: Ints, computed: Ints) -> None:
+        """Give back what lies behind sliding windows once `computed` positions are confirmed."""
+        for table in self.sliding:
+            table.pass_window(rows, computed)
+
+    def publish(self, seq: Sequence, tokens: Ints, num_valid: int) -> None:
+        """Let prefixes find the full blocks among the first `num_valid` tokens, all computed and verified."""
+        if not self.caching:
+            return
+        for table in self.tables:
+            count = num_valid // table.group.block_size
+            if count > table.published[seq.row]:
+                table.publish(seq.row, self._digests(seq, tokens, table.group.block_size, count), count)
+
+    def clear(self, row: int) -> None:
+        for table in self.tables:
+            table.clear(row)
+
+    def forget_unused(self) -> None:
+        for pool in self.pools:
+            pool.forget_unused()
+
+    def _digests(self, seq: Sequence, tokens: Ints, block_size: int, num_blocks: int) -> list[bytes]:
+        digests = seq.digests.setdefault(block_size, [])
+        root = root_digest(lora=seq.submit.lora, salt=seq.submit.salt)
+        extend_digests(digests, tokens, block_size=block_size, root=root, num_blocks=num_blocks)
+        return digests
+
+
+NOTHING = BlockUpdate(rows=np.empty(0, np.int32), indices=np.empty(0, np.int32), blocks=np.empty(0, np.int32))
+
+
+def join_updates(parts: Many[Many[BlockUpdate]]) -> list[BlockUpdate]:
+    """One update per group out of several rounds of them."""
+    if len(parts) <= 1:
+        return list(parts[0]) if parts else []
+    return [
+        BlockUpdate(
+            rows=np.concatenate([u.rows for u in group]),
+            indices=np.concatenate([u.indices for u in group]),
+            blocks=np.concatenate([u.blocks for u in group]),
+        )
+        for group in zip(*parts, strict=True)
+    ]

@@ -1,0 +1,101 @@
+"""The engine: messages in, steps of the executor, one message per client out.
+
+    run_ahead 0:  schedule 1  launch 1  collect 1 | schedule 2  launch 2  collect 2 | ...
+    run_ahead 1:  schedule 1  launch 1 | schedule 2  launch 2  collect 1 | schedule 3  launch 3  collect 2 | ...
+
+With run-ahead a step is scheduled before the last one's tokens are known: every row that samples is taken to gain one
+token, which feeds forward on the device. If a row turns out to have ended, its part of the later step is dropped.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from octavo.config import CacheConfig, SchedulerConfig
+from octavo.engine.messages import Abort, Deltas, Failure, Finish, Inbound, ResetPrefixCache, Stats, Submit
+from octavo.engine.scheduler import Launched, Scheduler
+from octavo.errors import EngineError, RequestError
+from octavo.plugin.contracts import ModelExecutor
+from octavo.plugin.data import ScheduleLimits
+
+
+class EngineLoop:
+    """One engine. Not thread-safe: one thread calls `receive` and `step`."""
+
+    def __init__(
+        self,
+        executor: ModelExecutor,
+        *,
+        cache: CacheConfig,
+        scheduler: SchedulerConfig,
+        limits: ScheduleLimits,
+        max_model_len: int,
+        run_ahead: int,
+    ) -> None:
+        assert run_ahead in (0, 1), f"run_ahead is 0 or 1, not {run_ahead}"
+        self._executor = executor
+        self._run_ahead = run_ahead
+        self._in_flight: deque[Launched] = deque()
+        self._scheduler = Scheduler(
+            executor.kv_groups, cache=cache, scheduler=scheduler, limits=limits, max_model_len=max_model_len
+        )
+
+    def receive(self, message: Inbound) -> None:
+        """Take in one message. A request that cannot be served becomes a Failure in the next step's deltas.
+
+        Shutdown is the caller's business: it stops calling `step`.
+        """
+        scheduler = self._scheduler
+        if isinstance(message, Submit):
+            try:
+                scheduler.roster.enter(message)
+            except (RequestError, EngineError) as error:
+                wrong = isinstance(error, RequestError)
+                field = error.field if isinstance(error, RequestError) else ""
+                failure = Failure(handle=message.handle, message=str(error), field=field, client_error=wrong)
+                scheduler.outbox.failure(message.client, failure)
+        elif isinstance(message, Abort):
+            for handle in message.handles:
+                scheduler.abort(message.client, handle, Finish.STOP if message.finished else Finish.ABORT)
+        elif isinstance(message, ResetPrefixCache):
+            scheduler.roster.kv.forget_unused()
+
+    def step(self) -> dict[int, Deltas]:
+        """Launch the next step, collect the oldest, and return one message for each client that has news.
+
+        What the executor raises goes through; `fail_all` then ends all requests and leaves the loop usable.
+        """
+        scheduler, in_flight = self._scheduler, self._in_flight
+        launched = scheduler.schedule(in_flight=bool(in_flight))
+        if launched is not None:
+            self._executor.launch(launched.batch)
+            in_flight.append(launched)
+        if in_flight and (launched is None or len(in_flight) > self._run_ahead):
+            self._collect()
+        else:
+            assert in_flight or not scheduler.roster.live, "live sequences, but nothing to schedule"
+        if not scheduler.outbox:
+            return {}
+        return scheduler.outbox.publish(scheduler.step, scheduler.stats)
+
+    def fail_all(self, message: str) -> dict[int, Deltas]:
+        """End every request as failed through no fault of its own, after `step` raised."""
+        self._in_flight.clear()
+        self._scheduler.fail_all(message)
+        return self._scheduler.outbox.publish(self._scheduler.step, self.stats)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` has something to do."""
+        return bool(self._in_flight or self._scheduler.roster.live or self._scheduler.outbox)
+
+    @property
+    def stats(self) -> Stats:
+        return self._scheduler.stats
+
+    def _collect(self) -> None:
+        launched = self._in_flight.popleft()
+        result = self._executor.collect()
+        while result.step < launched.batch.step:  # left over from before a failure
+            result = self._executor.collect()
+        self._scheduler.update(launched, result)

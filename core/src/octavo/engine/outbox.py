@@ -1,0 +1,113 @@
+"""What a step has to tell, sorted by client into one `Deltas` each."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.engine.messages import Deltas, Failure, Finish, LogprobBlock, Stats
+from octavo.plugin.step import Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Tokens of n sequences. clients, handles, counts, finish, cached [n]; tokens [sum of counts]."""
+
+    clients: Ints
+    handles: NDArray[np.int64]
+    counts: Ints
+    finish: NDArray[np.int8]
+    cached: Ints
+    tokens: Ints
+
+
+@dataclass(slots=True)
+class _Letter:
+    """All but tokens that one client gets."""
+
+    ended: list[tuple[int, Finish, int]] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    logprobs: list[LogprobBlock] = field(default_factory=list)
+
+
+class Outbox:
+    """Collects between two publications. One client and nothing but tokens is the fast way."""
+
+    def __init__(self) -> None:
+        self._letters: defaultdict[int, _Letter] = defaultdict(_Letter)
+        self._progress: list[Progress] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._letters or self._progress)
+
+    def progress(self, progress: Progress) -> None:
+        if len(progress.handles):
+            self._progress.append(progress)
+
+    def ended(self, client: int, handle: int, finish: Finish, *, cached: int = 0) -> None:
+        """A sequence ended without a token in this step."""
+        self._letters[client].ended.append((handle, finish, cached))
+
+    def failure(self, client: int, failure: Failure) -> None:
+        self._letters[client].failures.append(failure)
+
+    def logprobs(self, client: int, block: LogprobBlock) -> None:
+        self._letters[client].logprobs.append(block)
+
+    def publish(self, step: int, stats: Stats) -> dict[int, Deltas]:
+        """Client -> its message; the outbox is empty afterwards."""
+        parts: dict[int, list[Progress]] = {}
+        for progress in self._progress:
+            first = int(progress.clients[0])
+            if (progress.clients == first).all():
+                parts.setdefault(first, []).append(progress)
+                continue
+            for client in np.unique(progress.clients).tolist():
+                parts.setdefault(client, []).append(_only(progress, client))
+        letters, self._letters, self._progress = self._letters, defaultdict(_Letter), []
+        for client, letter in letters.items():
+            mine = parts.setdefault(client, [])
+            if letter.ended:
+                mine.append(_without_tokens(client, letter.ended))
+        return {client: _deltas(step, stats, mine, letters.get(client) or _Letter()) for client, mine in parts.items()}
+
+
+def _only(progress: Progress, client: int) -> Progress:
+    mine = progress.clients == client
+    return Progress(
+        clients=progress.clients[mine],
+        handles=progress.handles[mine],
+        counts=progress.counts[mine],
+        finish=progress.finish[mine],
+        cached=progress.cached[mine],
+        tokens=progress.tokens[np.repeat(mine, progress.counts)],
+    )
+
+
+def _without_tokens(client: int, ended: list[tuple[int, Finish, int]]) -> Progress:
+    handles, finish, cached = zip(*ended, strict=True)
+    return Progress(
+        clients=np.full(len(ended), client, np.int32),
+        handles=np.array(handles, np.int64),
+        counts=np.zeros(len(ended), np.int32),
+        finish=np.array(finish, np.int8),
+        cached=np.array(cached, np.int32),
+        tokens=np.empty(0, np.int32),
+    )
+
+
+def _deltas(step: int, stats: Stats, parts: list[Progress], letter: _Letter) -> Deltas:
+    return Deltas(
+        step=step,
+        handles=b"".join([p.handles.tobytes() for p in parts]),
+        counts=b"".join([p.counts.tobytes() for p in parts]),
+        finish=b"".join([p.finish.tobytes() for p in parts]),
+        cached=b"".join([p.cached.tobytes() for p in parts]),
+        tokens=b"".join([p.tokens.tobytes() for p in parts]),
+        logprobs=tuple(letter.logprobs),
+        failures=tuple(letter.failures),
+        stats=stats,
+    )

@@ -1,0 +1,46 @@
+"""Sequences that wait for a row and blocks, best first."""
+
+from __future__ import annotations
+
+import heapq
+
+from octavo.engine.sequence import Sequence
+
+
+class WaitingQueue:
+    """Ordered by (priority, arrival), or by arrival alone.
+
+    A preempted sequence keeps its arrival. Everything that runs arrived before all that waits, so it comes back to the
+    front by itself. Removing one marks it (`Sequence.ended`); marked ones are dropped when met, or when they are most.
+    """
+
+    def __init__(self, *, by_priority: bool) -> None:
+        self._by_priority = by_priority
+        self._heap: list[tuple[int, int, Sequence]] = []
+        self._num_ended = 0
+
+    def __len__(self) -> int:
+        return len(self._heap) - self._num_ended
+
+    def push(self, seq: Sequence) -> None:
+        heapq.heappush(self._heap, (seq.submit.priority if self._by_priority else 0, seq.arrival, seq))
+
+    def head(self) -> Sequence | None:
+        """The next to serve, left in the queue; None if empty."""
+        while self._heap and self._heap[0][2].ended:
+            heapq.heappop(self._heap)
+            self._num_ended -= 1
+        return self._heap[0][2] if self._heap else None
+
+    def pop(self) -> None:
+        """Take the head out."""
+        heapq.heappop(self._heap)
+
+    def remove(self, seq: Sequence) -> None:
+        """Take a waiting sequence out wherever it is."""
+        seq.ended = True
+        self._num_ended += 1
+        if 2 * self._num_ended > len(self._heap):
+            self._heap = [entry for entry in self._heap if not entry[2].ended]
+            heapq.heapify(self._heap)
+            self._num_ended = 0

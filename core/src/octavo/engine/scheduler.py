@@ -1,0 +1,304 @@
+"""Decides what the next step computes, and takes in what the last one gave.
+
+One notion, no phases: give each sequence n more tokens. A row wants `target - scheduled` of them; that is 1 for a
+decode, a chunk for a prompt, a long one for a sequence that was preempted. Under a token budget decodes go first, then
+started prompts, then new sequences.
+
+Memory short: the last of `running` (newest, or of least priority) gives its blocks back and waits to be recomputed.
+That is only done with no step in flight, when every token is known; `schedule` returns None to ask for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+
+import numpy as np
+
+from octavo.config import CacheConfig, SchedulerConfig
+from octavo.engine.accept import Accepted, accept
+from octavo.engine.kv import join_updates
+from octavo.engine.messages import Failure, Finish, LogprobBlock, Stats
+from octavo.engine.outbox import Outbox, Progress
+from octavo.engine.plan import Kind, Plan, Room, plan_running
+from octavo.engine.roster import Roster
+from octavo.engine.sequence import Sequence
+from octavo.plugin.data import ScheduleLimits
+from octavo.plugin.step import Admit, Batch, BlockUpdate, Ints, KVGroup, StepResult, TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A batch on its way. ends [S]: positions that its rows will have; prompts: rows that compute known tokens."""
+
+    batch: Batch
+    ends: Ints
+    prompts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A sequence admitted to the batch being built."""
+
+    admit: Admit
+    start: int
+    count: int
+    blocks: list[BlockUpdate]
+
+
+class Scheduler:
+    """Turns the roster into batches and results into progress. Knows nothing of devices, text or processes."""
+
+    def __init__(
+        self,
+        groups: Many[KVGroup],
+        *,
+        cache: CacheConfig,
+        scheduler: SchedulerConfig,
+        limits: ScheduleLimits,
+        max_model_len: int,
+    ) -> None:
+        self.config = scheduler
+        self.limits = limits
+        self.roster = Roster(groups, cache=cache, scheduler=scheduler, max_model_len=max_model_len)
+        self.outbox = Outbox()
+        self.step = 0
+        self._decode_turn = False
+        self._prefix_queries = self._prefix_hits = 0
+        self._prompt_tokens = self._generation_tokens = self._aborts = 0
+
+    def schedule(self, *, in_flight: bool) -> Launched | None:
+        """The next batch; None if there is nothing to do, or nothing until the step in flight is collected."""
+        roster = self.roster
+        if roster.by_priority and not self._make_room(in_flight):
+            return None
+        for kind in self._kinds():
+            preempted = False
+            while True:
+                plan = plan_running(roster.table, roster.running, kind, self.config, self.limits)
+                need = roster.kv.need(plan.rows, plan.ends)
+                if roster.kv.fits(need):
+                    break
+                if in_flight:
+                    return None
+                roster.preempt_last()
+                preempted = True
+            entries = [updates] if (updates := roster.kv.extend(plan.rows, need)) else []
+            # Those just put out would come straight back, to be put out again.
+            starts = [] if preempted else self._admit(plan, kind)
+            if len(plan.rows) or starts:
+                self._decode_turn = kind is Kind.MANY
+                return self._launch(plan, starts, entries + [start.blocks for start in starts])
+        return None
+
+    def update(self, launched: Launched, result: StepResult) -> None:
+        """Take in the result of the oldest batch in flight; what clients must learn goes to the outbox."""
+        roster, table, batch = self.roster, self.roster.table, launched.batch
+        roster.done_step = batch.step
+        table.computed[batch.rows] = launched.ends
+        for row in launched.prompts:
+            if table.alive[row] and row not in result.errors:
+                roster.publish(row)
+        roster.kv.pass_windows(batch.rows, launched.ends)
+        for row, message in result.errors.items():
+            if table.alive[row]:
+                self._fail(table.sequence(row), message)
+            elif row in roster.leaving:
+                roster.leaving[row] = False
+        rows, tokens, counts = result.rows, result.tokens, result.counts
+        if roster.leaving or result.errors:
+            alive = table.alive[rows]
+            rows, tokens, counts = rows[alive], tokens[alive], counts[alive]
+        for block in result.prompt_logprobs:
+            self._prompt_logprobs(block)
+        if len(rows):
+            self._progress(rows, accept(table, rows, tokens, counts), result.logprobs)
+        for row in launched.prompts:
+            if table.alive[row] and not table.samples[row] and table.computed[row] == table.prompt[row]:
+                self._finish(table.sequence(row), Finish.LENGTH)
+        if roster.leaving or result.errors or len(table.released):
+            roster.bury()
+            roster.drop_ended()
+
+    def abort(self, client: int, handle: int, finish: Finish) -> None:
+        """End a sequence in whatever state it is; a handle that is not known has ended already."""
+        seq = self.roster.live.get((client, handle))
+        if seq is not None:
+            self._aborts += finish is Finish.ABORT
+            self._finish(seq, finish)
+            self.roster.drop_ended()
+
+    def fail_all(self, message: str) -> None:
+        """End everything as failed, and forget the steps in flight."""
+        for seq in list(self.roster.live.values()):
+            self._fail(seq, message)
+        self.roster.leaving = dict.fromkeys(self.roster.leaving, False)
+        self.roster.done_step = self.step
+        self.roster.bury()
+        self.roster.drop_ended()
+
+    @property
+    def stats(self) -> Stats:
+        roster = self.roster
+        return Stats(
+            running=len(roster.running),
+            waiting=len(roster.waiting),
+            kv_usage=roster.kv.usage,
+            free_blocks=roster.kv.num_free,
+            steps=self.step,
+            prefix_queries=self._prefix_queries,
+            prefix_hits=self._prefix_hits,
+            preemptions=roster.num_preempted,
+            prompt_tokens=self._prompt_tokens,
+            generation_tokens=self._generation_tokens,
+            aborts=self._aborts,
+        )
+
+    # ---- building a batch --------------------------------------------------------------------------------------
+
+    def _kinds(self) -> tuple[Kind, ...]:
+        """Which rows a step may hold, in the order to try: by turns if the platform cannot mix them."""
+        if self.limits.mix_prefill_decode:
+            return (Kind.ANY,)
+        return (Kind.ONE, Kind.MANY) if self._decode_turn else (Kind.MANY, Kind.ONE)
+
+    def _make_room(self, in_flight: bool) -> bool:
+        """Preempt for a waiting sequence of higher priority that lacks memory. False: collect first."""
+        roster = self.roster
+        while (head := roster.waiting.head()) and len(roster.running):
+            worst = roster.table.sequence(int(roster.running[-1]))
+            if worst.submit.priority <= head.submit.priority:
+                break
+            match = roster.kv.match(head)
+            if roster.kv.admissible(match, num_tokens=head.num_tokens, spare=len(roster.running)):
+                break
+            if in_flight:
+                return False
+            roster.preempt_last()
+        return True
+
+    def _admit(self, plan: Plan, kind: Kind) -> list[Start]:
+        """Start waiting sequences while there is room."""
+        roster, started = self.roster, list[Start]()
+        if not len(roster.waiting):
+            return started
+        room = Room(plan, kind, self.config, self.limits)
+        while room.budget and roster.table.free_rows and (seq := roster.waiting.head()):
+            # One free block for each running sequence: else one of them is soon put out again.
+            spare = len(roster.running)
+            if roster.kv.least_free <= spare:
+                break
+            match = roster.kv.match(seq)
+            count = room.offer(seq.num_tokens - match.length, context=seq.num_tokens)
+            if not count or not roster.kv.admissible(match, num_tokens=seq.num_tokens, spare=spare):
+                break
+            end = match.length + count
+            room.take(count, context=end)
+            if not seq.started:
+                self._prompt_tokens += len(seq.prompt)
+                if roster.kv.caching and seq.uses_cache:
+                    self._prefix_queries += len(seq.prompt)
+                    self._prefix_hits += match.length
+            row = roster.admit(seq, match)
+            admit = Admit(
+                row=row,
+                token_ids=seq.tokens,
+                num_prompt_tokens=len(seq.prompt),
+                params=seq.submit.params,
+                seed=seq.submit.seed,
+                lora=seq.submit.lora,
+            )
+            started.append(Start(admit, match.length, count, roster.kv.attach(row, match, end)))
+        return started
+
+    def _launch(self, plan: Plan, started: list[Start], entries: list[list[BlockUpdate]]) -> Launched:
+        table, filling = self.roster.table, self.roster.filling
+        rows, starts, counts, ends = plan.rows, plan.starts, plan.counts, plan.ends
+        prompts: tuple[int, ...] = ()
+        if plan.steady and not filling:
+            samples = np.ones(len(rows), np.bool_)
+            table.target[rows] = ends + 1
+        else:
+            rows = np.concatenate((rows, np.array([s.admit.row for s in started], np.int32)))
+            starts = np.concatenate((starts, np.array([s.start for s in started], np.int32)))
+            counts = np.concatenate((counts, np.array([s.count for s in started], np.int32)))
+            order = np.argsort(counts > 1, kind="stable")
+            rows, starts, counts = rows[order], starts[order], counts[order]
+            ends = starts + counts
+            whole = ends == table.target[rows]
+            samples = whole & table.samples[rows]
+            table.target[rows[samples]] += 1
+            prompts = tuple(row for row in rows.tolist() if row in filling)
+            filling.difference_update(rows[whole].tolist())
+        self.step += 1
+        table.scheduled[rows] = ends
+        table.last_step[rows] = self.step
+        released, table.released = tuple(table.released), []
+        batch = Batch(
+            step=self.step,
+            rows=rows,
+            starts=starts,
+            counts=counts,
+            samples=samples,
+            admits=tuple(start.admit for start in started),
+            blocks=join_updates(entries),
+            released=released,
+        )
+        return Launched(batch, ends, prompts)
+
+    # ---- taking in a result ------------------------------------------------------------------------------------
+
+    def _progress(self, rows: Ints, accepted: Accepted, logprobs: Many[TokenLogprobs]) -> None:
+        table = self.roster.table
+        self._generation_tokens += len(accepted.tokens)
+        progress = Progress(
+            clients=table.client[rows],
+            handles=table.handle[rows],
+            counts=accepted.counts,
+            finish=accepted.finish,
+            cached=table.cached[rows],
+            tokens=accepted.tokens,
+        )
+        self.outbox.progress(progress)
+        for block in logprobs:
+            (at,) = np.nonzero(rows == block.row)
+            if len(at) and accepted.counts[at[0]]:
+                self._send(block, False, int(accepted.skipped[at[0]]), int(accepted.counts[at[0]]))
+        if accepted.any_ended:
+            for row in rows[accepted.finish > 0].tolist():
+                self.roster.end(table.sequence(row))
+
+    def _prompt_logprobs(self, block: TokenLogprobs) -> None:
+        if not self.roster.table.alive[block.row]:
+            return
+        seq = self.roster.table.sequence(block.row)
+        skip = max(seq.next_prompt_logprob - block.start, 0)
+        if skip < len(block.ranks):
+            self._send(block, True, skip, len(block.ranks) - skip)
+            seq.next_prompt_logprob = block.start + len(block.ranks)
+
+    def _send(self, block: TokenLogprobs, prompt: bool, skip: int, count: int) -> None:
+        submit = self.roster.table.sequence(block.row).submit
+        part = slice(skip, skip + count)
+        message = LogprobBlock(
+            handle=submit.handle,
+            prompt=prompt,
+            start=block.start + skip,
+            width=block.ids.shape[1],
+            ids=np.ascontiguousarray(block.ids[part], "<i4").tobytes(),
+            values=np.ascontiguousarray(block.values[part], "<f4").tobytes(),
+            ranks=np.ascontiguousarray(block.ranks[part], "<i4").tobytes(),
+        )
+        self.outbox.logprobs(submit.client, message)
+
+    def _finish(self, seq: Sequence, finish: Finish) -> None:
+        """End a sequence without a token."""
+        self.outbox.ended(seq.submit.client, seq.submit.handle, finish, cached=seq.cached)
+        self.roster.end(seq)
+
+    def _fail(self, seq: Sequence, message: str) -> None:
+        """End a sequence through no fault of its own; what it computed is not trusted."""
+        submit = seq.submit
+        self.outbox.ended(submit.client, submit.handle, Finish.ERROR, cached=seq.cached)
+        self.outbox.failure(submit.client, Failure(handle=submit.handle, message=message))
+        self.roster.end(seq, publish=False)
