@@ -5,6 +5,8 @@ Nothing is read until `read`; the mapping lives as long as some tensor (or a vie
 
 from __future__ import annotations
 
+import mmap
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +16,10 @@ import torch
 from octavo.errors import CheckpointError
 from octavo.plugin.specs import QuantScheme
 
+MAP_NORESERVE = 0x4000
+"""Linux: claim no memory for copies of pages that nobody will write; else a file beyond RAM could not be mapped.
+(The mmap module names it from Python 3.13 on.)"""
+
 
 def map_file(path: Path) -> np.ndarray:
     """The file as uint8 [bytes], mapped. Private pages: whoever writes into a view changes no file.
@@ -21,9 +27,15 @@ def map_file(path: Path) -> np.ndarray:
     Raises CheckpointError if the file cannot be opened or is empty.
     """
     try:
-        if path.stat().st_size == 0:
-            raise CheckpointError("the file is empty; download it again", path=str(path))
-        return np.memmap(path, dtype=np.uint8, mode="c")
+        with path.open("rb") as file:
+            if path.stat().st_size == 0:
+                raise CheckpointError("the file is empty; download it again", path=str(path))
+            if sys.platform != "linux":
+                return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY), dtype=np.uint8)
+            pages = mmap.mmap(
+                file.fileno(), 0, flags=mmap.MAP_PRIVATE | MAP_NORESERVE, prot=mmap.PROT_READ | mmap.PROT_WRITE
+            )
+            return np.frombuffer(pages, dtype=np.uint8)
     except OSError as error:
         raise CheckpointError(f"cannot be read: {error.strerror or error}", path=str(path)) from error
 
