@@ -158,7 +158,9 @@ def with_field(config: EngineConfig, dotted: str, value: object) -> EngineConfig
 def make_config(**flat: Any) -> EngineConfig:
     """Build a config from flat names (`model=`, `dtype=`, `max_num_seqs=`, `platform=` ...). None means "default"
     where the field's default is not None. Raises ConfigError naming the field."""
-    names = {dotted.rpartition(".")[2]: dotted for dotted in dotted_fields(EngineConfig()) if dotted != "platform.name"}
+    # These two have a name of their own in ALIASES; their last word means the model's.
+    fields_by_name = [dotted for dotted in dotted_fields(EngineConfig()) if dotted not in ("platform.name", "cache.dtype")]
+    names = {dotted.rpartition(".")[2]: dotted for dotted in fields_by_name}
     del names["rank"]
     names |= ALIASES
     sections: dict[str, dict[str, Any]] = {}

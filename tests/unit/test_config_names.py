@@ -1,0 +1,23 @@
+"""The flat names of config fields: each field has one, and no name means two fields."""
+
+from __future__ import annotations
+
+import pytest
+
+from octavo.cli.options import flat_name
+from octavo.config import EngineConfig, dotted_fields, make_config
+
+
+@pytest.mark.parametrize("dotted", sorted(set(dotted_fields(EngineConfig())) - {"parallel.rank"}))
+def test_the_flat_name_of_a_field_sets_that_field(dotted):
+    default = dotted_fields(EngineConfig())[dotted]
+    value = {"model.dtype": "float32", "cache.dtype": "float32"}.get(dotted, 1 if default is None else default)
+    value = 2 if dotted in ("model.max_model_len", "cache.num_blocks") else value
+    config = make_config(**{flat_name(dotted): value})
+    assert config.user_set == {dotted}
+    assert dotted_fields(config)[dotted] == value
+
+
+def test_the_models_dtype_is_not_the_caches():
+    config = make_config(dtype="float32", kv_cache_dtype="float16")
+    assert (config.model.dtype, config.cache.dtype) == ("float32", "float16")
