@@ -33,7 +33,9 @@ def test_every_family_is_written_and_greedy_output_varies(tmp_path: Path, model_
     assert model.config.model_type == model_type
     assert sum(p.numel() for p in model.parameters()) < 400_000
     ids = torch.tensor([[5, 6, 7, 8]])
-    output = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False, eos_token_id=None)
+    output = model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False, eos_token_id=None
+    )
     assert len(set(output[0, 4:].tolist())) >= 5
 
 
@@ -74,7 +76,9 @@ def test_transformers_reads_the_tokenizer_with_its_chat_template(tmp_path: Path)
     make_tokenizer(tmp_path, bos=True)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     assert (len(tokenizer), tokenizer.bos_token_id, tokenizer.eos_token_id) == (384, 0, 2)
-    text = tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False, add_generation_prompt=True)
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "hi"}], tokenize=False, add_generation_prompt=True
+    )
     assert text == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
 
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 import tokenizers
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from octavo.errors import CheckpointError, UnsupportedModelError
 from octavo.gguf_metadata import read_gguf_metadata
-from octavo.tokenizer_backends import FastBackend, TokenizerParts, add_around
+from octavo.tokenizer_backends import FastBackend, TokenizerParts
 
 logger = logging.getLogger(__name__)
 
@@ -206,7 +206,9 @@ def _add_bos_and_eos(tokenizer: tokenizers.Tokenizer, metadata: Mapping[str, Any
     add_eos = metadata.get("tokenizer.ggml.add_eos_token", False)
     bos = roles.get("bos_token") if add_bos else None
     eos = roles.get("eos_token") if add_eos else None
-    add_around(tokenizer, bos=bos, eos=eos)
+    pieces = [*([bos] if bos else []), "$A", *([eos] if eos else [])]
+    special = [(token, tokenizer.token_to_id(token)) for token in dict.fromkeys([bos, eos]) if token]
+    tokenizer.post_processor = processors.TemplateProcessing(single=pieces, special_tokens=special)
 
 
 def _templates(metadata: Mapping[str, Any]) -> dict[str, str]:

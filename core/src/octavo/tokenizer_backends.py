@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import Any, Protocol
 
 import tokenizers
-from tokenizers import processors
 
 from octavo.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from octavo.token_bytes import TokenBytes, spelling_of
@@ -128,10 +127,3 @@ class TokenizerParts:
     special_tokens: Mapping[str, str] = field(default_factory=dict)
     eos_token_ids: tuple[int, ...] = ()
     chat_templates: Mapping[str, str] = field(default_factory=dict)
-
-
-def add_around(tokenizer: tokenizers.Tokenizer, *, bos: str | None, eos: str | None) -> None:
-    """Make the tokenizer put these tokens before and after a text, and nothing else."""
-    pieces = [*([bos] if bos else []), "$A", *([eos] if eos else [])]
-    special = [(token, tokenizer.token_to_id(token)) for token in dict.fromkeys([bos, eos]) if token]
-    tokenizer.post_processor = processors.TemplateProcessing(single=pieces, special_tokens=special)

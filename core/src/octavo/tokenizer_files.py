@@ -1,6 +1,7 @@
 """The tokenizer files of a model folder, or of a repository of the hub.
 
-tokenizer.json is read by `tokenizers` directly; everything else (sentencepiece models, vocab.json, tokenizers with
+tokenizer.json is read by `tokenizers` directly, and it alone says whether BOS and EOS are added (flags like
+add_bos_token in tokenizer_config.json are for building one, as in Transformers); everything else (sentencepiece models, vocab.json, tokenizers with
 their own code) goes through Transformers.
 """
 
@@ -16,7 +17,7 @@ from tokenizers import AddedToken
 
 from octavo.errors import CheckpointError, ConfigError, ModelNotFoundError
 from octavo.gguf_tokenizer import read_gguf_tokenizer
-from octavo.tokenizer_backends import FastBackend, SlowBackend, TokenizerParts, add_around
+from octavo.tokenizer_backends import FastBackend, SlowBackend, TokenizerParts
 
 SLOW_FILES = (
     "tokenizer.model",
@@ -119,7 +120,6 @@ def _fast(folder: Path, settings: Mapping[str, Any], templates: Mapping[str, str
         raise CheckpointError(f"is not a tokenizer: {error}", path=str(path)) from error
     roles = _roles(read_json(folder / "special_tokens_map.json")) | _roles(settings)
     _mark_special(tokenizer, roles, settings)
-    _set_bos_and_eos(tokenizer, roles, settings)
     return TokenizerParts(backend=FastBackend(tokenizer), special_tokens=roles, chat_templates=templates)
 
 
@@ -140,19 +140,6 @@ def _mark_special(tokenizer: tokenizers.Tokenizer, roles: Mapping[str, str], set
     have = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
     missing = [token for token in sorted(special - have) if tokenizer.token_to_id(token) is not None]
     tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in missing])
-
-
-def _set_bos_and_eos(tokenizer: tokenizers.Tokenizer, roles: Mapping[str, str], settings: Mapping[str, Any]) -> None:
-    """Obey add_bos_token and add_eos_token where they contradict what tokenizer.json adds."""
-    added = tokenizer.encode("", add_special_tokens=True).ids
-    bos, eos = roles.get("bos_token"), roles.get("eos_token")
-    has_bos = bos is not None and added[:1] == [tokenizer.token_to_id(bos)]
-    has_eos = eos is not None and added[-1:] == [tokenizer.token_to_id(eos)] and len(added) > has_bos
-    want_bos, want_eos = settings.get("add_bos_token"), settings.get("add_eos_token")
-    want_bos = bos is not None and (has_bos if want_bos is None else bool(want_bos))
-    want_eos = eos is not None and (has_eos if want_eos is None else bool(want_eos))
-    if (want_bos, want_eos) != (has_bos, has_eos):
-        add_around(tokenizer, bos=bos if want_bos else None, eos=eos if want_eos else None)
 
 
 def _through_transformers(folder: Path, templates: Mapping[str, str], *, trust_remote_code: bool) -> TokenizerParts:
