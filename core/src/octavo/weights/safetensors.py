@@ -183,7 +183,7 @@ def _header(path: Path, data: np.ndarray) -> tuple[dict[str, Any], int]:
 def _entry(path: Path, name: str, info: Any, size: int) -> tuple[str, tuple[int, ...], torch.dtype, int, int]:
     """(name, shape, dtype, start, end), checked; start and end count from the beginning of the data."""
     try:
-        kind, shape, (start, end) = info["dtype"], tuple(info["shape"]), info["data_offsets"]
+        kind, shape, (start, end) = str(info["dtype"]), tuple(info["shape"]), info["data_offsets"]
     except (TypeError, KeyError, ValueError) as error:
         raise CheckpointError(
             f"is corrupt: the entry of {name} is malformed ({error!r}); {AGAIN}", path=str(path)
