@@ -73,11 +73,19 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags:
+        if depends_on_values(func, args):
             raise RuntimeError(f"{func} cannot be captured: its result depends on values that only the device knows")
         out = func(*args, **(kwargs or {}))
         self.calls.append((func, args, kwargs or {}, tree_flatten(out)[0]))
         return out
+
+
+def depends_on_values(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether an operator reads values on the host, or has a result whose shape depends on values."""
+    if func is torch.ops.aten.index.Tensor:
+        # Tagged as dynamic for the sake of masks; with integer indices its shape is known.
+        return any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1])
+    return torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags
 
 
 class CaptureRunner:

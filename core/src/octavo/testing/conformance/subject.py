@@ -1,0 +1,81 @@
+"""The platform under test, opened piece by piece, and the cases that follow from what it brings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from octavo.active_platform import ActivePlatform
+from octavo.config import EngineConfig, make_config
+from octavo.discovery import select
+from octavo.ops.bind import REFERENCE, KernelTable
+from octavo.plugin import Device, PlatformCaps
+from octavo.testing.conformance.settings import Settings
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One implementation to test. what: an op, "linear" or "attention"; fn: the function or the kernel class."""
+
+    what: str
+    provider: str
+    fn: Any
+    inplace: bool = False
+    graph_safe: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.what}-{self.provider}"
+
+
+class Subject:
+    """Everything is made at first use; what the platform raises reaches the test that asked."""
+
+    def __init__(self, name: str, settings: Settings) -> None:
+        self.name, self.settings = name, settings
+
+    @cached_property
+    def platform(self) -> ActivePlatform:
+        return select(self.name)
+
+    @property
+    def caps(self) -> PlatformCaps:
+        return self.platform.caps
+
+    @cached_property
+    def config(self) -> EngineConfig:
+        return self.platform.configure(make_config(platform=self.name))[0]
+
+    @cached_property
+    def device(self) -> Device:
+        device = self.platform.make_device(0, self.config)
+        device.activate()
+        return device
+
+    @cached_property
+    def kernels(self) -> KernelTable:
+        import octavo.ops  # noqa: F401  (fills the catalogue)
+
+        table = KernelTable()
+        self.platform.register_kernels(table, self.device)
+        return table
+
+    def ops(self) -> Iterator[Kernel]:
+        """Every registered op kernel, and every reference (its parts bound as the platform binds them)."""
+        from octavo.ops.catalogue import CATALOGUE
+
+        table = self.kernels
+        for name, definition in CATALOGUE.items():
+            for entry in table.providers(name):
+                yield Kernel(name, entry.provider, entry.fn, entry.inplace, entry.graph_safe)
+            yield Kernel(name, REFERENCE, definition)
+
+    def classes(self, family: str) -> Iterator[Kernel]:
+        """Every registered kernel class of a family, and the reference."""
+        from octavo.ops.attention import ReferenceAttention
+        from octavo.ops.linear import ReferenceLinear
+
+        reference: dict[str, Any] = {"attention": ReferenceAttention, "linear": ReferenceLinear}
+        for cls in [*self.kernels.classes(family), reference[family]]:
+            yield Kernel(family, cls.name, cls)

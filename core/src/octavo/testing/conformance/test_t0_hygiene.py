@@ -1,0 +1,98 @@
+"""Tier 0: the plugin is a good guest. Judged in fresh processes, as this one has loaded much already."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+from octavo.discovery import PlatformLock, load
+from octavo.testing.conformance.subject import Subject
+
+HEAVY = ("torch", "transformers", "triton", "jax", "tensorflow", "numba")
+
+OPEN = """
+import json, os, sys, time
+import octavo.discovery as discovery
+environment, start = dict(os.environ), time.process_time()
+plugin = discovery.select({name!r})._plugin
+first, second = plugin.probe(), plugin.probe()
+print(json.dumps({{
+    "heavy": [name for name in {heavy!r} if name in sys.modules],
+    "environment": sorted(key for key in {{*environment, *os.environ}} if environment.get(key) != os.environ.get(key)),
+    "seconds": (time.process_time() - start) / 3,
+    "same": first == second,
+}}))
+"""
+
+
+@pytest.fixture(scope="module")
+def opened(subject: Subject) -> dict[str, object]:
+    """What a fresh process sees when it imports and probes the platform."""
+    assert subject.platform is not None
+    return run_fresh(OPEN.format(name=subject.name, heavy=HEAVY))
+
+
+def run_fresh(code: str) -> dict[str, object]:
+    done = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.strip().splitlines()[-1]
+    facts: dict[str, object] = json.loads(done.stdout.strip().splitlines()[-1])
+    return facts
+
+
+def test_import_and_probe_load_nothing_heavy(opened: dict[str, object]) -> None:
+    assert opened["heavy"] == [], "import heavy packages inside the hooks that need them"
+
+
+def test_import_and_probe_leave_the_environment_alone(opened: dict[str, object]) -> None:
+    assert opened["environment"] == [], "environment of workers belongs into WorkerLaunch.env"
+
+
+def test_probe_is_quick(subject: Subject, opened: dict[str, object]) -> None:
+    limit = subject.settings.max_seconds.get("probe", 1.0)
+    assert float(str(opened["seconds"])) < limit, "import plus probe must be quick: every command line waits for it"
+
+
+def test_probe_gives_the_same_answer_twice(opened: dict[str, object]) -> None:
+    assert opened["same"]
+
+
+def test_every_option_is_documented_and_has_a_default(subject: Subject) -> None:
+    for name, spec in subject.platform.info.options.items():
+        assert spec.help, f"option {name} has no help"
+        assert callable(spec.type), f"option {name}: type must be a callable that parses text"
+
+
+def test_platform_launch_is_answered(subject: Subject) -> None:
+    launch = subject.platform.launch(subject.config)
+    assert launch.start_method in multiprocessing.get_all_start_methods()
+    if launch.env is not None:
+        assert all(isinstance(value, str) for value in launch.env(0, 1).values())
+
+
+def _open_in_child(lock: PlatformLock) -> str:
+    return load(lock).info.version
+
+
+def test_a_spawned_worker_can_load_the_locked_platform(subject: Subject) -> None:
+    lock = subject.platform.lock
+    assert pickle.loads(pickle.dumps(lock)) == lock
+    code = (
+        "import pickle, json, sys\nfrom octavo.discovery import load\n"
+        f"lock = pickle.loads({pickle.dumps(lock)!r})\n"
+        "print(json.dumps({'version': load(lock).info.version}))"
+    )
+    assert run_fresh(code) == {"version": subject.platform.info.version}
+
+
+def test_nothing_outside_the_plugin_is_patched(subject: Subject) -> None:
+    assert subject.platform is not None
+    command = [sys.executable, "-m", "octavo.testing.conformance.patches", subject.name]
+    done = subprocess.run(command, text=True, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.strip().splitlines()[-1]
+    changed = json.loads(done.stdout.strip().splitlines()[-1])
+    assert changed == [], f"loading the platform changed {', '.join(changed[:10])}"

@@ -1,0 +1,127 @@
+"""Tier 2: every op kernel against its reference, computed in float32 on the CPU, over the catalogue's samples.
+
+The samples hold what an op's contract allows: no token, one, many, strided rows. Strides are kept on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._pytree import tree_flatten, tree_map
+
+from octavo.ops.bind import REFERENCE, KernelTable
+from octavo.ops.catalogue import CATALOGUE, DEFAULT_TOLERANCE, OpDef
+from octavo.plugin import BatchKey, OpContext, Support
+from octavo.testing.conformance.subject import Kernel, Subject
+
+
+def test_an_op_kernel_agrees_with_the_reference(subject: Subject, op: Kernel, dtype: str) -> None:
+    definition, device = CATALOGUE[op.what], subject.device
+    allowed = subject.settings.error(op.what, dtype, definition.tolerance.get(dtype, DEFAULT_TOLERANCE[dtype]))
+    fn = callable_of(op, subject, dtype)
+    exact = KernelTable().bind(op.what, dtype="float32", device=device)
+    with device.inference():
+        for sample in definition.samples(dtype):
+            expected_args = tree_map(widened, sample)
+            expected = exact(*expected_args)
+            args = on_device(sample, subject)
+            close(fn(*args), expected, allowed, what=describe(sample))
+            check_inputs(op, sample, args, touched=differing(tree_map(widened, sample), expected_args))
+
+
+def test_a_graph_safe_kernel_can_be_replayed(subject: Subject, op: Kernel) -> None:
+    if subject.caps.graph == "none" or not op.graph_safe or op.provider == REFERENCE:
+        pytest.skip("nothing claimed")
+    dtype = subject.caps.default_dtype
+    definition, device = CATALOGUE[op.what], subject.device
+    fn = callable_of(op, subject, dtype)
+    runner = subject.platform.make_graph_runner(subject.config, device)
+    assert runner is not None
+    with device.inference():
+        sample = next(iter(definition.samples(dtype)))
+        args = on_device(sample, subject)
+        if op.inplace or differing(sample, inputs_after(definition, sample)):
+            pytest.skip("works in place")
+        handle = runner.prepare(BatchKey(num_tokens=1, num_seqs=1), lambda: fn(*args))
+        close(runner.run(handle), fn(*args), 0.0, what=describe(sample))
+    runner.close()
+
+
+def callable_of(op: Kernel, subject: Subject, dtype: str) -> Callable[..., Any]:
+    """What the platform would bind for this kernel. Skips a dtype that the kernel refuses, if it says why."""
+    if op.provider == REFERENCE:
+        definition: OpDef = op.fn
+        parts = {part: subject.kernels.bind(part, dtype=dtype, device=subject.device) for part in definition.parts}
+        return definition.build(parts) if parts else definition.reference
+    entry = next(p for p in subject.kernels.providers(op.what) if p.fn is op.fn)
+    answer = entry.supports(OpContext(op=op.what, dtype=dtype, device_type=subject.device.type))
+    assert isinstance(answer, Support), f"supports must return Support, not {answer!r}"
+    if not answer.ok:
+        assert answer.reason, "a refusal must carry a reason"
+        pytest.skip(f"refuses {dtype}: {answer.reason}")
+    fn: Callable[..., Any] = op.fn
+    return fn
+
+
+def widened(value: Any) -> Any:
+    """A copy, floating-point tensors in float32."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.float().clone() if value.is_floating_point() else value.clone()
+
+
+def on_device(sample: tuple[Any, ...], subject: Subject) -> tuple[Any, ...]:
+    """Copies of a sample's tensors on the device, with the same strides."""
+    target = subject.device.torch_device
+
+    def move(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        moved = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=target)
+        return moved.copy_(value)
+
+    return tuple(tree_map(move, sample))
+
+
+def inputs_after(definition: OpDef, sample: tuple[Any, ...]) -> tuple[Any, ...]:
+    args = tuple(value.clone() if isinstance(value, torch.Tensor) else value for value in sample)
+    parts = {part: CATALOGUE[part].reference for part in definition.parts}
+    (definition.build(parts) if parts else definition.reference)(*args)
+    return args
+
+
+def differing(before: Any, after: Any) -> set[int]:
+    """Places of arguments that are no longer what they were."""
+    return {
+        i
+        for i, (old, new) in enumerate(zip(before, after, strict=True))
+        if isinstance(old, torch.Tensor) and not torch.equal(old.nan_to_num(), new.nan_to_num())
+    }
+
+
+def check_inputs(op: Kernel, sample: tuple[Any, ...], args: tuple[Any, ...], *, touched: set[int]) -> None:
+    """A kernel that does not say `inplace` may change only what the op's contract changes."""
+    changed = differing(sample, [a.cpu() if isinstance(a, torch.Tensor) else a for a in args])
+    assert op.inplace or changed <= touched, f"changes arguments {sorted(changed - touched)} but does not say inplace"
+
+
+def close(got: Any, expected: Any, allowed: float, *, what: str) -> None:
+    """Equal structure and values: floats within `allowed` (absolute and relative), everything else exactly."""
+    ours, theirs = tree_flatten(got)[0], tree_flatten(expected)[0]
+    assert len(ours) == len(theirs), f"{what}: {len(ours)} results instead of {len(theirs)}"
+    for mine, right in zip(ours, theirs, strict=True):
+        assert mine.shape == right.shape, f"{what}: shape {tuple(mine.shape)} instead of {tuple(right.shape)}"
+        mine, right = mine.cpu(), right.cpu()
+        if right.is_floating_point():
+            torch.testing.assert_close(
+                mine.float(), right.float(), atol=allowed, rtol=allowed, equal_nan=True, msg=lambda m: f"{what}: {m}"
+            )
+        else:
+            assert torch.equal(mine.to(right.dtype), right), f"{what}: integers differ"
+
+
+def describe(sample: tuple[Any, ...]) -> str:
+    return "(" + ", ".join(str(tuple(v.shape)) if isinstance(v, torch.Tensor) else str(v) for v in sample) + ")"
