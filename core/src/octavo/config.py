@@ -159,7 +159,9 @@ def make_config(**flat: Any) -> EngineConfig:
     """Build a config from flat names (`model=`, `dtype=`, `max_num_seqs=`, `platform=` ...). None means "default"
     where the field's default is not None. Raises ConfigError naming the field."""
     # These two have a name of their own in ALIASES; their last word means the model's.
-    fields_by_name = [dotted for dotted in dotted_fields(EngineConfig()) if dotted not in ("platform.name", "cache.dtype")]
+    fields_by_name = [
+        dotted for dotted in dotted_fields(EngineConfig()) if dotted not in ("platform.name", "cache.dtype")
+    ]
     names = {dotted.rpartition(".")[2]: dotted for dotted in fields_by_name}
     del names["rank"]
     names |= ALIASES
