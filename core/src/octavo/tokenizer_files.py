@@ -1,8 +1,8 @@
 """The tokenizer files of a model folder, or of a repository of the hub.
 
-tokenizer.json is read by `tokenizers` directly, and it alone says whether BOS and EOS are added (flags like
-add_bos_token in tokenizer_config.json are for building one, as in Transformers); everything else (sentencepiece models, vocab.json, tokenizers with
-their own code) goes through Transformers.
+tokenizer.json is read by `tokenizers` directly, and it alone says whether BOS and EOS are added: flags such as
+add_bos_token in tokenizer_config.json are for building one, as in Transformers. Everything else (sentencepiece
+models, vocab.json, tokenizers with their own code) goes through Transformers.
 """
 
 from __future__ import annotations
