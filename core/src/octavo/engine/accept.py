@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.engine.messages import Finish
-from octavo.engine.table import RequestTable
+from octavo.engine.table import RequestTable, Rows
 from octavo.plugin.step import Ints
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Accepted:
     """counts [n]: tokens taken of each row; skipped [n]: leading ones that were already known;
     finish [n]: a `Finish`; tokens [sum of counts]; any_ended: whether some finish is not RUNNING."""
@@ -24,7 +24,7 @@ class Accepted:
     any_ended: bool
 
 
-def accept(table: RequestTable, rows: Ints, tokens: Ints, counts: Ints) -> Accepted:
+def accept(table: RequestTable, rows: Rows, tokens: Ints, counts: Ints) -> Accepted:
     """Append sampled tokens [n, w] (first `counts` of each row valid) to their rows.
 
     A row's first token follows its computed positions. Those that are known already (the step was scheduled before an
@@ -32,12 +32,12 @@ def accept(table: RequestTable, rows: Ints, tokens: Ints, counts: Ints) -> Accep
     """
     first = table.computed[rows]
     known = table.known[rows]
-    if tokens.shape[1] == 1 and (first == known).all():
+    if tokens.shape[1] == 1 and first.tobytes() == known.tobytes():
         return _accept_one(table, rows, tokens, known)
     column = np.arange(tokens.shape[1], dtype=np.int32)
     at = first[:, None] + column
     new = (column < counts[:, None]) & (at >= known[:, None])
-    stops = (tokens[:, :, None] == table.eos[rows][:, None, :]).any(axis=2)
+    stops = (tokens == table.eos[:, rows][:, :, None]).any(axis=0)
     stops &= (at >= table.eos_from[rows][:, None]) & new
     last = stops | (new & (at + 1 >= table.limit[rows][:, None]))
     ended = last.any(axis=1)
@@ -45,10 +45,8 @@ def accept(table: RequestTable, rows: Ints, tokens: Ints, counts: Ints) -> Accep
     keep = new & (~ended[:, None] | (column <= cut[:, None]))
     taken = keep.sum(axis=1, dtype=np.int32)
     flat = tokens[keep].astype(np.int32, copy=False)
+    table.append(np.repeat(rows, taken), at[keep], flat, width=tokens.shape[1])
     after = known + taken
-    table.reserve_outputs(int((after - table.prompt[rows]).max(initial=0)))
-    owner = np.repeat(rows, taken)
-    table.outputs[owner, at[keep] - table.prompt[owner]] = flat
     table.known[rows] = after
     table.target[rows] = np.maximum(table.target[rows], after)
     finish = np.zeros(len(rows), np.int8)
@@ -57,22 +55,23 @@ def accept(table: RequestTable, rows: Ints, tokens: Ints, counts: Ints) -> Accep
     return Accepted(taken, np.maximum(known - first, 0), finish, flat, bool(ended.any()))
 
 
-def _accept_one(table: RequestTable, rows: Ints, tokens: Ints, known: Ints) -> Accepted:
-    """One new token each: the common case, without the masks of the general one."""
+def _accept_one(table: RequestTable, rows: Rows, tokens: Ints, known: Ints) -> Accepted:
+    """One new token each: the common case, without the masks of the general one.
+
+    `target` is not touched: it became known + 1 when this step was scheduled.
+    """
     num = len(rows)
     flat = np.ascontiguousarray(tokens[:, 0], np.int32)
-    index = known - table.prompt[rows]
-    table.reserve_outputs(int(index.max(initial=0)) + 1)
-    table.outputs[rows, index] = flat
+    table.append(rows, known, flat, width=1)
     after = known + 1
     table.known[rows] = after
-    table.target[rows] = np.maximum(table.target[rows], after)
     finish = np.zeros(num, np.int8)
-    stops = tokens == table.eos[rows]  # [n, 1] against [n, E]
     full = after >= table.limit[rows]
-    any_stops, any_full = stops.any(), full.any()
-    if any_full:
+    stops = table.eos[:, rows] == flat
+    num_full, num_stops = np.count_nonzero(full), np.count_nonzero(stops)
+    if num_full:
         finish[full] = Finish.LENGTH
-    if any_stops:
-        finish[stops.any(axis=1) & (known >= table.eos_from[rows])] = Finish.STOP
-    return Accepted(np.ones(num, np.int32), np.zeros(num, np.int32), finish, flat, bool(any_full or finish.any()))
+    if num_stops:
+        finish[stops.any(axis=0) & (known >= table.eos_from[rows])] = Finish.STOP
+    any_ended = bool((num_full or num_stops) and finish.any())
+    return Accepted(table.ones[:num], np.zeros(num, np.int32), finish, flat, any_ended)

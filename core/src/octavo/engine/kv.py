@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from octavo.engine.blocks import BlockPool
 from octavo.engine.prefix_cache import Match, extend_digests, find_prefix, no_match, root_digest
 from octavo.engine.sequence import Sequence
+from octavo.engine.table import Rows
 from octavo.errors import RequestTooLargeError
 from octavo.plugin.step import BlockUpdate, Ints, KVGroup
 
@@ -39,14 +40,14 @@ class GroupTable:
         self.passed = np.zeros(num_rows, np.int32)
         self.published = [0] * num_rows
 
-    def need(self, rows: Ints, ends: Ints) -> Need:
+    def need(self, rows: Rows, ends: Ints) -> Need:
         """Blocks that rows lack to hold positions below `ends`."""
-        if not (ends > self.capacity[rows]).any():
+        if not np.count_nonzero(ends > self.capacity[rows]):
             return None
         lacking: Ints = -(-ends // self.group.block_size) - self.held[rows]
         return lacking.clip(0)
 
-    def extend(self, rows: Ints, need: NDArray[np.int32]) -> BlockUpdate:
+    def extend(self, rows: Rows, need: NDArray[np.int32]) -> BlockUpdate:
         """Give rows the blocks they lack."""
         if need.max() > 1:
             rows = np.repeat(rows, need)
@@ -61,7 +62,7 @@ class GroupTable:
         # A row's last write wins, and it holds the row's highest index.
         self.held[rows] = indices + 1
         self.capacity[rows] = (indices + 1) * self.group.block_size
-        return BlockUpdate(rows=rows, indices=indices, blocks=taken)
+        return BlockUpdate(rows=rows.astype(np.int32), indices=indices, blocks=taken)
 
     def attach(self, row: int, hit: Ints) -> None:
         """Start a row with the blocks of a prefix hit."""
@@ -73,12 +74,12 @@ class GroupTable:
         self.passed[row] = np.argmax(hit > 0) if count and hit[-1] else count
         self.published[row] = count
 
-    def pass_window(self, rows: Ints, computed: Ints) -> None:
+    def pass_window(self, rows: Rows, computed: Ints) -> None:
         """Give back blocks that no query at `computed` or later can see."""
         assert self.group.window is not None
         first = (computed - (self.group.window - 1)) // self.group.block_size
         behind = first > self.passed[rows]
-        if not behind.any():
+        if not np.count_nonzero(behind):
             return
         rows, first = rows[behind], first[behind]
         while len(rows):  # one round in the steady state: rows pass a block at a time
@@ -177,7 +178,7 @@ class KVTables:
             table.attach(row, hit)
             more = max(-(-end // table.group.block_size) - len(hit), 0)
             if more:
-                table.extend(np.array([row], np.int32), np.array([more], np.int32))
+                table.extend(np.array([row]), np.array([more], np.int32))
             held = int(table.held[row])
             updates.append(
                 BlockUpdate(
@@ -188,7 +189,7 @@ class KVTables:
             )
         return updates
 
-    def need(self, rows: Ints, ends: Ints) -> list[Need]:
+    def need(self, rows: Rows, ends: Ints) -> list[Need]:
         """Per group, the blocks that rows lack to hold positions below `ends`."""
         return [table.need(rows, ends) for table in self.tables]
 
@@ -198,7 +199,7 @@ class KVTables:
             for lacking, pool in zip(need, self.pools, strict=True)
         )
 
-    def extend(self, rows: Ints, need: Many[Need]) -> list[BlockUpdate]:
+    def extend(self, rows: Rows, need: Many[Need]) -> list[BlockUpdate]:
         """Give rows what they lack. Empty if nobody lacks anything, else one update per group."""
         if all(lacking is None for lacking in need):
             return []
@@ -207,7 +208,7 @@ class KVTables:
             for table, lacking in zip(self.tables, need, strict=True)
         ]
 
-    def pass_windows(self, rows: Ints, computed: Ints) -> None:
+    def pass_windows(self, rows: Rows, computed: Ints) -> None:
         """Give back what lies behind sliding windows once `computed` positions are confirmed."""
         for table in self.sliding:
             table.pass_window(rows, computed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +13,7 @@ from octavo.engine.messages import Deltas, Failure, Finish, LogprobBlock, Stats
 from octavo.plugin.step import Ints
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(NamedTuple):
     """Tokens of n sequences. clients, handles, counts, finish, cached [n]; tokens [sum of counts]."""
 
     clients: Ints
@@ -62,7 +62,7 @@ class Outbox:
         parts: dict[int, list[Progress]] = {}
         for progress in self._progress:
             first = int(progress.clients[0])
-            if (progress.clients == first).all():
+            if np.count_nonzero(progress.clients == first) == len(progress.clients):
                 parts.setdefault(first, []).append(progress)
                 continue
             for client in np.unique(progress.clients).tolist():

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.config import SchedulerConfig
-from octavo.engine.table import RequestTable
+from octavo.engine.table import RequestTable, Rows
 from octavo.plugin.data import ScheduleLimits
 from octavo.plugin.step import Ints
 
@@ -24,11 +24,11 @@ class Kind(Enum):
     MANY = 2
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Plan:
     """Rows with one token first. `steady`: every row has one token, its newest."""
 
-    rows: Ints
+    rows: Rows
     starts: Ints
     counts: Ints
     ends: Ints
@@ -36,7 +36,7 @@ class Plan:
 
 
 def plan_running(
-    table: RequestTable, running: Ints, kind: Kind, config: SchedulerConfig, limits: ScheduleLimits
+    table: RequestTable, running: Rows, kind: Kind, config: SchedulerConfig, limits: ScheduleLimits
 ) -> Plan:
     """Share the token budget among running rows, best first; changes nothing.
 
@@ -44,15 +44,15 @@ def plan_running(
     """
     target, starts = table.target[running], table.scheduled[running]
     want = target - starts
-    ready = (target < table.limit[running]) & (want > 0)
+    ready = target < table.limit[running]
     rows, budget = running, config.max_num_batched_tokens
-    if not ready.all():
-        rows, starts, want = rows[ready], starts[ready], want[ready]
-    many = want > 1
     simple = kind is not Kind.MANY and limits.max_batch_context_tokens is None and len(rows) <= budget
-    if simple and not many.any():
-        return Plan(rows, starts, want, starts + want, steady=True)
+    if simple and np.count_nonzero(ready & (want == table.ones[: len(rows)])) == len(rows):
+        return Plan(rows, starts, want, target, steady=True)
 
+    ready &= want > 0
+    rows, starts, want = rows[ready], starts[ready], want[ready]
+    many = want > 1
     keep = np.ones(len(rows), np.bool_)
     if budget > 1:  # with a budget of one token all steps are decodes
         if kind is Kind.ONE:

@@ -18,9 +18,9 @@ from octavo.engine.messages import Submit
 from octavo.engine.prefix_cache import Match
 from octavo.engine.queue import WaitingQueue
 from octavo.engine.sequence import Sequence, open_sequence
-from octavo.engine.table import RequestTable
+from octavo.engine.table import RequestTable, Rows
 from octavo.errors import EngineError, RequestError
-from octavo.plugin.step import Ints, KVGroup
+from octavo.plugin.step import KVGroup
 
 
 class Roster:
@@ -42,7 +42,7 @@ class Roster:
             caching=cache.enable_prefix_caching,
         )
         self.waiting = WaitingQueue(by_priority=self.by_priority)
-        self.running: Ints = np.empty(0, np.int32)
+        self.running: Rows = np.empty(0, np.intp)
         """Rows, first served first: the last one is preempted first. Replaced, never changed in place."""
         self.filling: set[int] = set()
         """Rows whose known tokens are not all scheduled yet."""
@@ -76,7 +76,7 @@ class Roster:
             seq.cached = match.length
         row = self.table.admit(seq, num_cached=match.length)
         self.filling.add(row)
-        self.running = np.append(self.running, np.int32(row))
+        self.running = np.append(self.running, row)
         if self.by_priority:
             rank = [self.table.sequence(r) for r in self.running.tolist()]
             order = sorted(range(len(rank)), key=lambda i: (rank[i].submit.priority, rank[i].arrival))

@@ -23,15 +23,18 @@ from octavo.engine.outbox import Outbox, Progress
 from octavo.engine.plan import Kind, Plan, Room, plan_running
 from octavo.engine.roster import Roster
 from octavo.engine.sequence import Sequence
+from octavo.engine.table import Rows
 from octavo.plugin.data import ScheduleLimits
 from octavo.plugin.step import Admit, Batch, BlockUpdate, Ints, KVGroup, StepResult, TokenLogprobs
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Launched:
-    """A batch on its way. ends [S]: positions that its rows will have; prompts: rows that compute known tokens."""
+    """A batch on its way. rows [S]: as in the batch; ends [S]: positions that they will have; prompts: rows that
+    compute known tokens."""
 
     batch: Batch
+    rows: Rows
     ends: Ints
     prompts: tuple[int, ...]
 
@@ -63,6 +66,8 @@ class Scheduler:
         self.roster = Roster(groups, cache=cache, scheduler=scheduler, max_model_len=max_model_len)
         self.outbox = Outbox()
         self.step = 0
+        self._all = np.ones(scheduler.max_num_seqs, np.bool_)
+        self._all.setflags(write=False)
         self._decode_turn = False
         self._prefix_queries = self._prefix_hits = 0
         self._prompt_tokens = self._generation_tokens = self._aborts = 0
@@ -93,19 +98,21 @@ class Scheduler:
 
     def update(self, launched: Launched, result: StepResult) -> None:
         """Take in the result of the oldest batch in flight; what clients must learn goes to the outbox."""
-        roster, table, batch = self.roster, self.roster.table, launched.batch
-        roster.done_step = batch.step
-        table.computed[batch.rows] = launched.ends
+        roster, table = self.roster, self.roster.table
+        roster.done_step = launched.batch.step
+        table.computed[launched.rows] = launched.ends
         for row in launched.prompts:
             if table.alive[row] and row not in result.errors:
                 roster.publish(row)
-        roster.kv.pass_windows(batch.rows, launched.ends)
+        roster.kv.pass_windows(launched.rows, launched.ends)
         for row, message in result.errors.items():
             if table.alive[row]:
                 self._fail(table.sequence(row), message)
             elif row in roster.leaving:
                 roster.leaving[row] = False
-        rows, tokens, counts = result.rows, result.tokens, result.counts
+        same = result.rows.tobytes() == launched.batch.rows.tobytes()
+        rows = launched.rows if same else result.rows.astype(np.intp)
+        tokens, counts = result.tokens, result.counts
         if roster.leaving or result.errors:
             alive = table.alive[rows]
             rows, tokens, counts = rows[alive], tokens[alive], counts[alive]
@@ -216,10 +223,10 @@ class Scheduler:
         rows, starts, counts, ends = plan.rows, plan.starts, plan.counts, plan.ends
         prompts: tuple[int, ...] = ()
         if plan.steady and not filling:
-            samples = np.ones(len(rows), np.bool_)
+            samples = self._all[: len(rows)]
             table.target[rows] = ends + 1
         else:
-            rows = np.concatenate((rows, np.array([s.admit.row for s in started], np.int32)))
+            rows = np.concatenate((rows, np.array([s.admit.row for s in started], np.intp)))
             starts = np.concatenate((starts, np.array([s.start for s in started], np.int32)))
             counts = np.concatenate((counts, np.array([s.count for s in started], np.int32)))
             order = np.argsort(counts > 1, kind="stable")
@@ -236,7 +243,7 @@ class Scheduler:
         released, table.released = tuple(table.released), []
         batch = Batch(
             step=self.step,
-            rows=rows,
+            rows=rows.astype(np.int32),
             starts=starts,
             counts=counts,
             samples=samples,
@@ -244,11 +251,11 @@ class Scheduler:
             blocks=join_updates(entries),
             released=released,
         )
-        return Launched(batch, ends, prompts)
+        return Launched(batch, rows, ends, prompts)
 
     # ---- taking in a result ------------------------------------------------------------------------------------
 
-    def _progress(self, rows: Ints, accepted: Accepted, logprobs: Many[TokenLogprobs]) -> None:
+    def _progress(self, rows: Rows, accepted: Accepted, logprobs: Many[TokenLogprobs]) -> None:
         table = self.roster.table
         self._generation_tokens += len(accepted.tokens)
         progress = Progress(

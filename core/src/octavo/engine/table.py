@@ -12,9 +12,13 @@ sample; it is `known` when nothing is in flight.
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from octavo.engine.sequence import Sequence
 from octavo.plugin.step import Ints
+
+Rows = NDArray[np.intp]
+"""Row numbers as numpy indexes fastest; batches carry them as int32."""
 
 NEVER = np.iinfo(np.int32).max
 
@@ -37,8 +41,11 @@ class RequestTable:
         self.client = np.zeros(num_rows, np.int32)
         self.cached = np.zeros(num_rows, np.int32)
         self.eos_from = np.zeros(num_rows, np.int32)
-        self.eos = np.full((num_rows, 1), -1, np.int32)
+        self.eos = np.full((1, num_rows), -1, np.int32)
         self.outputs = np.zeros((num_rows, 64), np.int32)
+        self._most_outputs = 0
+        self.ones = np.ones(num_rows, np.int32)
+        self.ones.setflags(write=False)
         self.sequences: list[Sequence | None] = [None] * num_rows
         self.free_rows = list(range(num_rows - 1, -1, -1))
         self.released: list[int] = []
@@ -61,17 +68,26 @@ class RequestTable:
         self.client[row] = submit.client
         self.cached[row] = seq.cached
         self.eos_from[row] = len(seq.prompt) + submit.params.min_tokens
-        if len(submit.eos) > self.eos.shape[1]:
-            extra = np.full((self.num_rows, len(submit.eos) - self.eos.shape[1]), -1, np.int32)
-            self.eos = np.concatenate((self.eos, extra), axis=1)
-        self.eos[row] = -1
-        self.eos[row, : len(submit.eos)] = submit.eos
-        self.reserve_outputs(len(seq.output))
+        if len(submit.eos) > len(self.eos):
+            extra = np.full((len(submit.eos) - len(self.eos), self.num_rows), -1, np.int32)
+            self.eos = np.concatenate((self.eos, extra))
+        self.eos[:, row] = -1
+        self.eos[: len(submit.eos), row] = submit.eos
+        self._widen(len(seq.output))
+        self._most_outputs = max(self._most_outputs, len(seq.output))
         self.outputs[row, : len(seq.output)] = seq.output
         return row
 
-    def reserve_outputs(self, count: int) -> None:
-        """Make room for that many output tokens in each row."""
+    def append(self, rows: Rows, positions: NDArray[np.intp] | Ints, tokens: Ints, *, width: int) -> None:
+        """Keep generated tokens at their positions; at most `width` new ones for a row."""
+        self._most_outputs += width
+        if self._most_outputs > self.outputs.shape[1]:
+            longest = int((self.known - self.prompt)[self.alive].max(initial=0))
+            self._widen(longest + width)
+            self._most_outputs = longest + width
+        self.outputs.reshape(-1)[rows * self.outputs.shape[1] + (positions - self.prompt[rows])] = tokens
+
+    def _widen(self, count: int) -> None:
         width = self.outputs.shape[1]
         if count > width:
             extra = np.zeros((self.num_rows, max(width, count - width)), np.int32)
