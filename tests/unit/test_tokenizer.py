@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from transformers import AutoTokenizer
 
 from octavo.errors import CheckpointError, ConfigError, ModelNotFoundError, RequestError
-from octavo.testing.tiny import DEFAULT, make_tokenizer
+from octavo.testing.tiny import DEFAULT, TEXT, make_tokenizer
 from octavo.tokenizer import Tokenizer, load_tokenizer
 from octavo.tokenizer_backends import FastBackend, SlowBackend
 
@@ -82,9 +81,9 @@ def test_streams_of_any_ids_give_the_text_of_all(
 def test_decoding_agrees_with_the_library_on_well_formed_text(
     kinds: dict[str, Tokenizer], text: str, kind: str
 ) -> None:
-    tokenizer = kinds[kind]
-    ids = tokenizer.encode(text)
-    assert tokenizer.decode(ids) == tokenizer._backend._tokenizer.decode(ids)
+    ids = kinds[kind].encode(text)
+    library: Any = kinds[kind]._backend
+    assert kinds[kind].decode(ids) == library._tokenizer.decode(ids)
 
 
 @given(st.text(max_size=30))
@@ -268,14 +267,32 @@ def test_a_tokenizer_in_python_gives_what_the_fast_one_gives(tiny: Tokenizer, tm
     assert (slow.vocab_size, slow.eos_token_ids, slow.special_ids >= {2}) == (384, (2,), True)
 
 
-@pytest.fixture
-def offline(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    return lambda: None
-
-
-@pytest.mark.usefixtures("offline")
 @pytest.mark.parametrize("name", ["", "no/such-repository", "/no/such/folder", "not a name"])
-def test_unknown_sources_are_not_found(name: str) -> None:
+def test_unknown_sources_are_not_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ModelNotFoundError):
         load_tokenizer(name)
+
+
+@pytest.mark.parametrize("settings_file", [True, False])
+def test_case_H3_sentencepiece_model_alone_is_enough(tmp_path: Path, settings_file: bool) -> None:
+    sentencepiece: Any = pytest.importorskip("sentencepiece")
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(TEXT.splitlines()),
+        model_prefix=str(tmp_path / "tokenizer"),
+        vocab_size=500,
+        model_type="bpe",
+        byte_fallback=True,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        minloglevel=2,
+    )
+    if settings_file:
+        (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    tokenizer = load_tokenizer(tmp_path)
+    reference = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "tokenizer.model"))
+    for text in ("The printer set the letters by hand.", "two  spaces 你好\n"):
+        assert tokenizer.encode(text, add_special_tokens=False) == reference.encode(text)
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert (tokenizer.vocab_size, tokenizer.bos_token_id, tokenizer.eos_token_ids) == (500, 1, (2,))

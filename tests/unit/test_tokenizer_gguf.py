@@ -284,8 +284,7 @@ def test_smollm2_cuts_numbers_into_digits() -> None:
 def gemma() -> tuple[Tokenizer, Any]:
     """Ours, and the sentencepiece library with a model made of the same vocabulary."""
     sentencepiece = pytest.importorskip("sentencepiece")
-    from sentencepiece import sentencepiece_model_pb2 as pb
-
+    pb: Any = pytest.importorskip("sentencepiece.sentencepiece_model_pb2")
     path = gemma3_gguf()
     metadata = read_gguf_metadata(path)
     model = pb.ModelProto()
