@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+import numpy as np
 import torch
 
 from octavo.plugin.data import DeviceDesc, MemInfo
@@ -15,6 +17,14 @@ from octavo.plugin.specs import QuantScheme
 
 HOST = torch.device("cpu").type
 """Torch's name for the memory that the host itself computes in: it has no streams, no pinning and no index."""
+
+
+def lazy_zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros that cost nothing until they are touched where the host's allocator gives zero pages; else torch.zeros."""
+    if device.type != HOST:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    raw = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
+    return torch.from_numpy(raw).view(dtype).view(*shape)
 
 
 class NullStream:

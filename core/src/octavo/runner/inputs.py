@@ -44,7 +44,7 @@ class RequestTable:
     def admit(self, admits: Sequence[Admit]) -> None:
         """Write the known tokens of new rows."""
         for admit in admits:
-            known = torch.from_numpy(np.ascontiguousarray(admit.token_ids, np.int32))
+            known = torch.from_numpy(np.array(admit.token_ids, np.int32))  # a copy: ids from a message are read-only
             self.tokens[admit.row, : len(known)] = known.to(self.device, non_blocking=True)
 
     def update(self, updates: Sequence[BlockUpdate]) -> None:

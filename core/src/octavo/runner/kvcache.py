@@ -15,6 +15,7 @@ import torch
 from octavo.errors import ConfigError
 from octavo.plugin.contracts import Device, KVView
 from octavo.plugin.specs import BatchLimits, KVLayout, KVPlan, KVSpec
+from octavo.plugin.torch import lazy_zeros
 
 NULL_BLOCKS = 1
 """Block 0 of every pool is nobody's: padding writes there, and entries behind a window point there."""
@@ -85,7 +86,7 @@ def allocate(plan: KVPlan, layout: KVLayout, device: Device) -> list[KVView]:
     dtype = getattr(torch, layout.dtype)
 
     def tensor() -> torch.Tensor:
-        return torch.zeros(shape, dtype=dtype, device=device.torch_device).permute(to_logical)
+        return lazy_zeros(shape, dtype, device.torch_device).permute(to_logical)
 
     return [KVView(k=tensor(), v=tensor()) for _ in range(plan.num_layers)]
 
