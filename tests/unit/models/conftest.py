@@ -1,4 +1,4 @@
-"""A minimal paged runner: any mix of sequences in a step, block tables shuffled, memory that must not be read is NaN."""
+"""A minimal paged runner: any mix of sequences in a step, shuffled block tables, NaN where nobody may read."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PADDING = 2
 
 
 class PagedModel:
-    """A loaded model with its KV cache. `step` takes new tokens of some sequences and returns logits for all of them."""
+    """A loaded model with its KV cache. `step` takes new tokens of some sequences and returns their logits."""
 
     def __init__(
         self,

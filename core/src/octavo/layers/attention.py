@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
-from octavo.errors import ConfigError
 from octavo.layers.context import BuildContext, StepState, dtype_name
 from octavo.layers.linear import Linear, Range, RowLinear, Shard, share
-from octavo.layers.norm import RMSNorm
+from octavo.layers.norm import RMSNorm, ShardedRMSNorm
 from octavo.plugin.contracts import AttnLayer, Communicator
 from octavo.plugin.specs import AttentionSpec
 
@@ -52,15 +52,13 @@ class Attention:
         self._num_heads, self._num_kv_heads = heads[1], kv_heads[1]
         self._cos_sin = cos_sin
         self._eps = options.norm_eps
-        self._qkv = Linear(
+        self._qkv: Callable[[Tensor], Tensor] = Linear(
             ctx, _qkv_shards(prefix, options, heads, kv_heads), options.hidden_size, bias=options.qkv_bias
         )
         self._q_norm = self._k_norm = None
-        if options.qk_norm:
-            if options.qk_norm == "row" and ctx.comm.size > 1:
-                raise ConfigError(
-                    "tensor_parallel_size must be 1 for this model: its query and key norms span all heads"
-                )
+        if options.qk_norm == "row" and ctx.comm.size > 1:
+            self._qkv = ShardedNormProjection(ctx, prefix, options, heads, kv_heads, self._qkv)
+        elif options.qk_norm:
             widths = (dim, dim) if options.qk_norm == "head" else (heads[1] * dim, kv_heads[1] * dim)
             self._q_norm, self._k_norm = (
                 RMSNorm(
@@ -115,6 +113,34 @@ class Attention:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         self._run(self._layer, q, k, v, step.kv[self._index], step.plans[self._spec], out)
         return self._out(out.view(out.shape[0], -1))
+
+
+class ShardedNormProjection:
+    """A packed projection whose queries and keys are normed over all ranks' heads. x [T, hidden] -> packed qkv."""
+
+    def __init__(
+        self,
+        ctx: BuildContext,
+        prefix: str,
+        options: AttentionOptions,
+        heads: Range,
+        kv_heads: Range,
+        project: Callable[[Tensor], Tensor],
+    ) -> None:
+        dim = options.head_dim
+        self._project = project
+        self._sizes = [heads[1] * dim, kv_heads[1] * dim, kv_heads[1] * dim]
+        self._q_norm, self._k_norm = (
+            ShardedRMSNorm(ctx, f"{prefix}.{name}", total * dim, (first * dim, count * dim), options.norm_eps)
+            for name, total, (first, count) in (
+                ("q_norm", options.num_heads, heads),
+                ("k_norm", options.num_kv_heads, kv_heads),
+            )
+        )
+
+    def __call__(self, x: Tensor) -> Tensor:
+        q, k, v = torch.split(self._project(x), self._sizes, dim=-1)
+        return torch.cat((self._q_norm(q), self._k_norm(k), v), dim=-1)
 
 
 def share_kv_heads(num_kv_heads: int, comm: Communicator) -> Range:

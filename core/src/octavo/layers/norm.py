@@ -1,4 +1,4 @@
-"""RMSNorm, alone or with the residual addition before it."""
+"""RMSNorm, alone, with the residual addition before it, or over rows that ranks share."""
 
 from __future__ import annotations
 
@@ -48,3 +48,26 @@ class RMSNorm:
     def _load(self, tensor: CheckpointTensor) -> None:
         value = tensor.read()
         self.weight.copy_(value.float() + 1.0 if self._unit_offset else value)
+
+
+class ShardedRMSNorm:
+    """The RMS norm of rows that the ranks hold in parts; float32 inside.
+
+    width: of a whole row. part: (start, length) of this rank's features; ranks may hold the same part, all parts
+    equally often (KV heads that are fewer than the ranks).
+    """
+
+    def __init__(self, ctx: BuildContext, name: str, width: int, part: tuple[int, int], eps: float) -> None:
+        self._comm, self._part, self._eps = ctx.comm, part, eps
+        self._weight = torch.ones(part[1], dtype=torch.float32, device=ctx.torch_device)
+        ctx.weights.add(f"{name}.weight", Slot(shape=(width,), load=self._load))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, part] -> the same shape, a new tensor."""
+        values = x.float()
+        # Every part is counted as often as any other, so the mean over ranks is the mean over the row.
+        total = self._comm.all_reduce(values.square().mean(dim=-1, keepdim=True))
+        return (values * torch.rsqrt(total / self._comm.size + self._eps) * self._weight).to(x.dtype)
+
+    def _load(self, tensor: CheckpointTensor) -> None:
+        self._weight.copy_(tensor.read(start=self._part[0], length=self._part[1]))

@@ -1,0 +1,46 @@
+"""References in 16 bits stay within the tolerance that their definitions promise, measured against float32."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from octavo.ops.catalogue import CATALOGUE, OpDef
+
+MINE = [
+    "rms_norm",
+    "add_rms_norm",
+    "act_and_mul",
+    "rope",
+    "qkv_norm_rope",
+    "embedding",
+    "logits",
+    "kv_write",
+    "paged_attention",
+]
+
+
+def bound(op: OpDef) -> Any:
+    return op.build({name: CATALOGUE[name].reference for name in op.parts}) if op.parts else op.reference
+
+
+def in_float32(value: Any) -> Any:
+    return value.float() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("name", MINE)
+def test_reference_is_within_its_own_tolerance(name, dtype):
+    op = CATALOGUE[name]
+    tolerance = op.tolerance[dtype]
+    samples = list(op.samples(dtype))
+    again = list(op.samples(dtype))
+    assert samples
+    for args, copies in zip(samples, again, strict=True):
+        want = bound(op)(*[in_float32(a) for a in copies])
+        got = bound(op)(*args)
+        pairs = zip(got, want, strict=True) if isinstance(got, tuple) else [(got, want)]
+        for g, w in pairs:
+            torch.testing.assert_close(g.float(), w, atol=tolerance, rtol=tolerance)
