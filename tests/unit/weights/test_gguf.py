@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import gguf as gguf_package
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from octavo.errors import CheckpointError, UnsupportedModelError
 from octavo.quant import gguf_blocks
@@ -19,14 +20,16 @@ from octavo.weights.gguf_config import ARCHITECTURES
 from octavo.weights.mapped import MappedTensor
 
 MODEL_TYPES = sorted({arch.model_type for arch in ARCHITECTURES.values()})
+Writer = Callable[..., tuple[Path, dict[str, torch.Tensor]]]
+"""Writes a random llama; gives the file and its Hugging Face state dict."""
 Q = "model.layers.0.self_attn.q_proj.weight"
 
 
-def random_model(model_type: str, **overrides: object) -> tuple[object, dict[str, torch.Tensor]]:
+def random_model(model_type: str, **overrides: Any) -> tuple[PretrainedConfig, dict[str, torch.Tensor]]:
     config = tiny_config(model_type, **overrides)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
         state = {name: torch.randn_like(weight) for name, weight in model.state_dict().items()}
     return config, state
 
@@ -36,8 +39,8 @@ def by_name(path: Path) -> dict[str, MappedTensor]:
 
 
 @pytest.fixture
-def llama(tmp_path: Path) -> Callable[..., tuple[Path, dict[str, torch.Tensor]]]:
-    def write(qtype: str = "F32", **settings: object) -> tuple[Path, dict[str, torch.Tensor]]:
+def llama(tmp_path: Path) -> Writer:
+    def write(qtype: str = "F32", **settings: Any) -> tuple[Path, dict[str, torch.Tensor]]:
         config, state = random_model("llama")
         return write_gguf(tmp_path / "model.gguf", config, state, qtype=qtype, **settings), state
 
@@ -64,7 +67,7 @@ def test_biases_of_queries_and_keys_are_put_in_order_too(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("qtype", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
-def test_a_quantized_matrix_stays_packed_and_its_rows_are_in_hugging_face_order(qtype: str, llama) -> None:
+def test_a_quantized_matrix_stays_packed_and_its_rows_are_in_hugging_face_order(qtype: str, llama: Writer) -> None:
     path, state = llama(qtype)
     tensor = by_name(path)[Q]
     columns, size = gguf_blocks.block_size(qtype)
@@ -79,7 +82,7 @@ def test_a_quantized_matrix_stays_packed_and_its_rows_are_in_hugging_face_order(
 
 
 @pytest.mark.parametrize("qtype", ["F16", "BF16"])
-def test_half_precision_matrices_are_plain(qtype: str, llama) -> None:
+def test_half_precision_matrices_are_plain(qtype: str, llama: Writer) -> None:
     path, state = llama(qtype)
     tensor = by_name(path)[Q]
     assert tensor.scheme is None
@@ -88,7 +91,7 @@ def test_half_precision_matrices_are_plain(qtype: str, llama) -> None:
 
 
 @pytest.mark.parametrize("name", [Q, "model.layers.0.self_attn.v_proj.weight"])
-def test_slices_of_rows_and_whole_blocks_of_columns_agree_with_the_whole(name: str, llama) -> None:
+def test_slices_of_rows_and_whole_blocks_of_columns_agree_with_the_whole(name: str, llama: Writer) -> None:
     path, _ = llama("Q8_0")
     tensor = by_name(path)[name]
     whole = tensor.read()
@@ -100,38 +103,38 @@ def test_slices_of_rows_and_whole_blocks_of_columns_agree_with_the_whole(name: s
 
 
 @pytest.mark.parametrize(("start", "length"), [(16, 32), (32, 16)])
-def test_a_cut_inside_a_block_is_an_error_that_names_tensor_and_block(start: int, length: int, llama) -> None:
+def test_a_cut_inside_a_block_is_an_error_that_names_tensor_and_block(start: int, length: int, llama: Writer) -> None:
     path, _ = llama("Q4_0")
     with pytest.raises(CheckpointError, match=r"q_proj.*column \d+.*hold 32 columns") as caught:
         by_name(path)[Q].read(dim=1, start=start, length=length)
     assert caught.value.path == str(path)
 
 
-def test_a_plain_matrix_can_be_cut_anywhere(llama) -> None:
+def test_a_plain_matrix_can_be_cut_anywhere(llama: Writer) -> None:
     path, state = llama("F32")
     assert torch.equal(by_name(path)[Q].read(dim=1, start=3, length=7), state[Q][:, 3:10])
 
 
-def test_rope_frequencies_are_no_weight_and_unknown_tensors_keep_their_name(llama) -> None:
+def test_rope_frequencies_are_no_weight_and_unknown_tensors_keep_their_name(llama: Writer) -> None:
     path, _ = llama(extra={"rope_freqs.weight": torch.ones(8), "blk.0.attn_sinks.weight": torch.ones(4)})
     names = set(by_name(path))
     assert not any("rope" in name for name in names)
     assert "blk.0.attn_sinks.weight" in names
 
 
-def test_tensors_come_in_file_order(llama) -> None:
+def test_tensors_come_in_file_order(llama: Writer) -> None:
     path, _ = llama("Q8_0")
     positions = [tensor.position for tensor in open_tensors(path)]
     assert positions == sorted(positions)
 
 
-def test_writing_into_a_view_does_not_change_the_file(llama) -> None:
+def test_writing_into_a_view_does_not_change_the_file(llama: Writer) -> None:
     path, state = llama("F32")
     by_name(path)["model.norm.weight"].read().zero_()
     assert torch.equal(by_name(path)["model.norm.weight"].read(), state["model.norm.weight"])
 
 
-def test_a_block_type_without_decoder_is_named(llama) -> None:
+def test_a_block_type_without_decoder_is_named(llama: Writer) -> None:
     path, _ = llama("Q8_0", extra={"blk.0.last.weight": torch.zeros(2, 32)})
     data = bytearray(path.read_bytes())
     at = data.index(b"blk.0.last.weight") + len(b"blk.0.last.weight") + 4 + 2 * 8

@@ -85,9 +85,7 @@ def test_gemma3_without_a_pattern_has_one_full_layer_in_six(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("model_type", "num_layers"), [("gemma2", 46), ("gemma3_text", 62)])
-def test_the_largest_gemmas_scale_queries_by_the_models_width(
-    model_type: str, num_layers: int, tmp_path: Path
-) -> None:
+def test_the_largest_gemmas_scale_queries_by_the_models_width(model_type: str, num_layers: int, tmp_path: Path) -> None:
     sizes: dict[str, Any] = {"hidden_size": 96, "tie_word_embeddings": True}
     large = tiny_config(model_type, num_hidden_layers=num_layers, **sizes)
     assert config_of(header_of(tmp_path, large)).query_pre_attn_scalar == 24

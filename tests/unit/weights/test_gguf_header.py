@@ -56,7 +56,16 @@ def test_metadata_and_places_of_tensors_are_read(sound: Path) -> None:
 def test_every_kind_of_number_is_read(tmp_path: Path) -> None:
     file = tmp_path / "numbers.gguf"
     writer = GGUFWriter(file, "llama")
-    wanted = {"u8": 200, "i8": -3, "u16": 60000, "i16": -300, "u32": 4 * 10**9, "i32": -5, "u64": 2**63, "i64": -(2**40)}
+    wanted = {
+        "u8": 200,
+        "i8": -3,
+        "u16": 60000,
+        "i16": -300,
+        "u32": 4 * 10**9,
+        "i32": -5,
+        "u64": 2**63,
+        "i64": -(2**40),
+    }
     adders = {"u8": "uint8", "i8": "int8", "u16": "uint16", "i16": "int16", "u32": "uint32", "i32": "int32"}
     for key, value in wanted.items():
         getattr(writer, f"add_{adders.get(key, key.replace('u64', 'uint64').replace('i64', 'int64'))}")(key, value)

@@ -6,6 +6,7 @@ import gc
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,9 @@ from octavo.weights.loader import load
 from octavo.weights.slots import CheckpointTensor, Slot, WeightTable
 from octavo.weights.source import ModelSource, open_model
 
+Checkpoint = Callable[..., ModelSource]
+"""Writes the given tensors (`__` in a name is a dot) and opens them."""
+
 
 @dataclass
 class Model:
@@ -25,7 +29,7 @@ class Model:
     table: WeightTable = field(default_factory=WeightTable)
     loaded: dict[str, torch.Tensor] = field(default_factory=dict)
 
-    def want(self, name: str, *shape: int, **settings: object) -> None:
+    def want(self, name: str, *shape: int, **settings: Any) -> None:
         def keep(tensor: CheckpointTensor) -> None:
             assert name not in self.loaded, f"{name} is loaded twice"
             self.loaded[name] = tensor.read().clone()
@@ -34,7 +38,7 @@ class Model:
 
 
 @pytest.fixture
-def checkpoint(tmp_path: Path) -> Callable[..., ModelSource]:
+def checkpoint(tmp_path: Path) -> Checkpoint:
     make_model(tmp_path, tokenizer=False)
 
     def open_with(**tensors: torch.Tensor) -> ModelSource:
@@ -49,7 +53,7 @@ def model() -> Model:
     return Model()
 
 
-def test_slots_get_the_tensor_of_their_name(checkpoint, model: Model) -> None:
+def test_slots_get_the_tensor_of_their_name(checkpoint: Checkpoint, model: Model) -> None:
     model.want("a.weight", 2, 3)
     model.want("b.weight", 4)
     load(model.table, checkpoint(b__weight=torch.arange(4.0), a__weight=torch.ones(2, 3)))
@@ -57,7 +61,7 @@ def test_slots_get_the_tensor_of_their_name(checkpoint, model: Model) -> None:
     assert model.loaded["b.weight"].tolist() == [0.0, 1.0, 2.0, 3.0]
 
 
-def test_one_error_lists_all_that_is_wrong_and_nothing_is_read(checkpoint, model: Model) -> None:
+def test_one_error_lists_all_that_is_wrong_and_nothing_is_read(checkpoint: Checkpoint, model: Model) -> None:
     model.want("there.weight", 2)
     model.want("missing.weight", 2)
     model.want("shape.weight", 2, 3)
@@ -72,7 +76,7 @@ def test_one_error_lists_all_that_is_wrong_and_nothing_is_read(checkpoint, model
     assert model.loaded == {}
 
 
-def test_a_long_list_of_faults_is_cut_after_ten(checkpoint, model: Model) -> None:
+def test_a_long_list_of_faults_is_cut_after_ten(checkpoint: Checkpoint, model: Model) -> None:
     for i in range(25):
         model.want(f"layer{i:02}", 1)
     with pytest.raises(CheckpointError, match=r"25 tensors missing: layer00.*layer09 and 15 more") as caught:
@@ -80,7 +84,7 @@ def test_a_long_list_of_faults_is_cut_after_ten(checkpoint, model: Model) -> Non
     assert "layer10" not in str(caught.value)
 
 
-def test_surplus_that_the_model_ignores_or_that_says_nothing_is_allowed(checkpoint, model: Model) -> None:
+def test_surplus_that_the_model_ignores_or_that_says_nothing_is_allowed(checkpoint: Checkpoint, model: Model) -> None:
     model.table.ignored.append(r"vision\..*")
     surplus = {
         "vision__patch__weight": torch.ones(2),
@@ -91,13 +95,15 @@ def test_surplus_that_the_model_ignores_or_that_says_nothing_is_allowed(checkpoi
     load(model.table, checkpoint(**surplus))
 
 
-def test_an_ignored_name_must_match_wholly(checkpoint, model: Model) -> None:
+def test_an_ignored_name_must_match_wholly(checkpoint: Checkpoint, model: Model) -> None:
     model.table.ignored.append(r"vision")
     with pytest.raises(CheckpointError, match=r"not known to the model: vision\.weight"):
         load(model.table, checkpoint(vision__weight=torch.ones(2)))
 
 
-def test_a_tied_slot_takes_the_other_tensor_only_if_it_has_none_of_its_own(checkpoint, model: Model) -> None:
+def test_a_tied_slot_takes_the_other_tensor_only_if_it_has_none_of_its_own(
+    checkpoint: Checkpoint, model: Model
+) -> None:
     model.want("embed", 2)
     model.want("head", 2, tied_to="embed")
     load(model.table, checkpoint(embed=torch.tensor([1.0, 2.0])))
@@ -109,19 +115,19 @@ def test_a_tied_slot_takes_the_other_tensor_only_if_it_has_none_of_its_own(check
     assert own.loaded["head"].tolist() == [3.0, 4.0]
 
 
-def test_a_tied_slot_without_either_tensor_is_missing(checkpoint, model: Model) -> None:
+def test_a_tied_slot_without_either_tensor_is_missing(checkpoint: Checkpoint, model: Model) -> None:
     model.want("head", 2, tied_to="embed")
     with pytest.raises(CheckpointError, match="missing: head"):
         load(model.table, checkpoint())
 
 
-def test_an_optional_slot_may_stay_empty(checkpoint, model: Model) -> None:
+def test_an_optional_slot_may_stay_empty(checkpoint: Checkpoint, model: Model) -> None:
     model.want("bias", 2, optional=True)
     load(model.table, checkpoint())
     assert model.loaded == {}
 
 
-def test_progress_counts_up_and_finishers_run_last_in_order(checkpoint, model: Model) -> None:
+def test_progress_counts_up_and_finishers_run_last_in_order(checkpoint: Checkpoint, model: Model) -> None:
     events: list[object] = []
     model.want("a", 1)
     model.want("b", 1)
@@ -131,7 +137,7 @@ def test_progress_counts_up_and_finishers_run_last_in_order(checkpoint, model: M
     assert events == [(1, 2), (2, 2), "first", "second"]
 
 
-def test_nothing_stays_mapped_after_loading(checkpoint, model: Model) -> None:
+def test_nothing_stays_mapped_after_loading(checkpoint: Checkpoint, model: Model) -> None:
     maps = Path("/proc/self/maps")
     if not maps.exists():
         pytest.skip("needs /proc")

@@ -21,7 +21,7 @@ def write(file: Path, header: Any, data: bytes = b"") -> Path:
     return file
 
 
-def entry(dtype: str = "F32", shape: Any = (2,), start: Any = 0, end: Any = 8) -> dict[str, Any]:
+def entry(dtype: Any = "F32", shape: Any = (2,), start: Any = 0, end: Any = 8) -> dict[str, Any]:
     return {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
 
 
@@ -158,7 +158,9 @@ def test_an_index_that_names_absent_shards_is_an_error_that_counts_both_sides(tm
     weight_map = shards(tmp_path)
     stale = weight_map | {f"x{i}": f"model-{i:05}-of-00030.safetensors" for i in range(1, 31)}
     (tmp_path / INDEX).write_text(json.dumps({"weight_map": stale}))
-    with pytest.raises(CheckpointError, match=r"lists 32 files, 30 of them are missing.*has 2 safetensors files") as caught:
+    with pytest.raises(
+        CheckpointError, match=r"lists 32 files, 30 of them are missing.*has 2 safetensors files"
+    ) as caught:
         open_tensors(tmp_path)
     assert caught.value.path == str(tmp_path / INDEX)
 
@@ -208,7 +210,7 @@ def test_adapters_and_second_copies_are_not_the_model(tmp_path: Path) -> None:
 
 def test_pickled_weights_are_refused_with_the_reason(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(b"anything")
-    with pytest.raises(CheckpointError, match="only pickled weights.*convert them to safetensors"):
+    with pytest.raises(CheckpointError, match=r"only pickled weights.*convert them to safetensors"):
         open_tensors(tmp_path)
 
 

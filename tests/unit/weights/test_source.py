@@ -184,8 +184,8 @@ def test_formats_that_do_not_fit_are_refused(gguf_file: Path, folder: Path) -> N
         open_model(folder / "config.json")
 
 
-def test_a_repository_is_fetched_with_the_files_that_are_needed(folder: Path, monkeypatch) -> None:
-    asked = {}
+def test_a_repository_is_fetched_with_the_files_that_are_needed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
 
     def fetch(repository: str, **settings: Any) -> str:
         asked.update(settings, repository=repository)
@@ -200,8 +200,10 @@ def test_a_repository_is_fetched_with_the_files_that_are_needed(folder: Path, mo
     assert "*.py" in asked["allow_patterns"]
 
 
-def test_one_gguf_file_of_a_repository_is_chosen_by_its_quantization(gguf_file: Path, monkeypatch) -> None:
-    asked = {}
+def test_one_gguf_file_of_a_repository_is_chosen_by_its_quantization(
+    gguf_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, Any] = {}
 
     def fetch(repository: str, *, allow_patterns: list[str], **_: Any) -> str:
         asked[repository] = allow_patterns
@@ -215,12 +217,14 @@ def test_one_gguf_file_of_a_repository_is_chosen_by_its_quantization(gguf_file: 
         open_model("owner/name:Q2_K")
 
 
-def test_a_model_that_is_nowhere_says_what_was_tried(monkeypatch) -> None:
+def test_a_model_that_is_nowhere_says_what_was_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     def offline(repository: str, **_: Any) -> str:
         raise LocalEntryNotFoundError("not cached")
 
     monkeypatch.setattr(hub, "snapshot_download", offline)
-    with pytest.raises(ModelNotFoundError, match=r"no file or folder /.*owner/name, and no .*'owner/name' in the local"):
+    with pytest.raises(
+        ModelNotFoundError, match=r"no file or folder /.*owner/name, and no .*'owner/name' in the local"
+    ):
         open_model("owner/name")
 
 
@@ -229,7 +233,9 @@ def test_a_path_that_is_no_repository_name_is_not_found() -> None:
         open_model("/no/such/folder")
 
 
-def test_without_a_name_the_demo_model_is_served_or_its_package_named(tmp_path: Path, monkeypatch) -> None:
+def test_without_a_name_the_demo_model_is_served_or_its_package_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     package = tmp_path / "octavo_demo_package"
     package.mkdir()
     (package / "__init__.py").touch()

@@ -43,8 +43,8 @@ FORMATS: dict[str, tuple[str, bool]] = {
 }
 """Block type -> (number format of a code, symmetric): all types that `gguf` can decode."""
 
-CHUNK_ELEMENTS = 1 << 22
-"""Elements decoded at once: bounds the float32 temporaries to some 16 MiB each."""
+CHUNK_ELEMENTS = 1 << 17
+"""Elements decoded at once: the float32 temporaries, half a MiB each, stay in a core's cache."""
 
 
 def block_size(qtype: str) -> tuple[int, int]:

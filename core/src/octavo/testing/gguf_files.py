@@ -6,7 +6,7 @@ so that reading such a file back tests `octavo.weights.gguf` against another han
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -113,5 +113,11 @@ def _rope(config: PretrainedConfig, head_dim: int) -> dict[str, Any]:
 
 
 def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
-    adders = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
-    adders.get(type(value), writer.add_array)(key, value)
+    adders: dict[type, Callable[[str, Any], None]] = {
+        bool: writer.add_bool,
+        int: writer.add_uint32,
+        float: writer.add_float32,
+        str: writer.add_string,
+    }
+    add = adders.get(type(value)) or writer.add_array
+    add(key, value)

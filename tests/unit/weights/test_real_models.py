@@ -1,0 +1,91 @@
+"""The packaged real models read as transformers reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PretrainedConfig
+
+from octavo.errors import OctavoError
+from octavo.quant.schemes import dequantize_weight
+from octavo.testing.real_models import gemma3_gguf, smollm2_gguf
+from octavo.weights.loader import load
+from octavo.weights.slots import CheckpointTensor, Slot, WeightTable
+from octavo.weights.source import ModelSource, open_model
+
+pytestmark = pytest.mark.real_model
+NOT_THE_MODEL = {"_name_or_path", "_model_name_or_path", "quantization_config", "dtype", "unk_token_id"}
+
+
+def found(model: Callable[[], Path]) -> Path:
+    try:
+        return model()
+    except (OctavoError, FileNotFoundError) as error:
+        pytest.skip(str(error))
+
+
+def state_dict(config: PretrainedConfig) -> dict[str, torch.Tensor]:
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
+    return dict(model.state_dict())
+
+
+def table_of(shapes: dict[str, tuple[int, ...]], keep: Callable[[str, CheckpointTensor], None]) -> WeightTable:
+    table = WeightTable()
+    for name, shape in shapes.items():
+        tied = "model.embed_tokens.weight" if name == "lm_head.weight" else None
+        table.add(name, Slot(shape=shape, load=partial(keep, name), tied_to=tied))
+    return table
+
+
+def plain(tensor: CheckpointTensor) -> torch.Tensor:
+    raw = tensor.read()
+    return raw if tensor.scheme is None else dequantize_weight({"weight": raw}, tensor.scheme, torch.float32)
+
+
+@pytest.mark.parametrize("model", [smollm2_gguf, gemma3_gguf])
+def test_every_weight_of_the_hugging_face_model_is_there_in_its_shape(model: Callable[[], Path]) -> None:
+    source = open_model(found(model))
+    seen: dict[str, torch.Size] = {}
+    shapes = {name: tuple(tensor.shape) for name, tensor in state_dict(source.config).items()}
+    load(table_of(shapes, lambda name, tensor: seen.update({name: tensor.read(length=1).shape})), source)
+    assert seen.keys() == shapes.keys()
+
+
+def test_smollm2_says_what_it_is() -> None:
+    source = open_model(found(smollm2_gguf))
+    config = source.config
+    assert config.model_type == "llama"
+    assert (config.num_attention_heads, config.num_key_value_heads, config.head_dim) == (9, 3, 64)
+    assert config.rope_parameters == {"rope_type": "default", "rope_theta": 100000.0}
+    assert config.tie_word_embeddings
+    assert source.dtype == torch.bfloat16
+    assert source.eos_token_ids == (2,)
+    schemes = {tensor.scheme.packing for tensor in source.tensors() if tensor.scheme}
+    assert schemes == {"gguf:Q4_1", "gguf:Q8_0"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", [smollm2_gguf, gemma3_gguf])
+def test_config_and_every_number_equal_those_that_transformers_reads(model: Callable[[], Path]) -> None:
+    file = found(model)
+    theirs = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+    source: ModelSource = open_model(file)
+    ours, expected = (
+        {key: value for key, value in config.to_dict().items() if key not in NOT_THE_MODEL}
+        for config in (source.config, theirs.config)
+    )
+    assert ours == expected
+    weights = theirs.state_dict()
+    different: list[str] = []
+
+    def compare(name: str, tensor: CheckpointTensor) -> None:
+        if not torch.equal(plain(tensor), weights[name]):
+            different.append(name)
+
+    load(table_of({name: tuple(tensor.shape) for name, tensor in weights.items()}, compare), source)
+    assert different == []
