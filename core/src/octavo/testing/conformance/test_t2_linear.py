@@ -94,9 +94,7 @@ def check(
         for num_tokens in NUM_TOKENS:
             x = torch.randn(num_tokens, spec.in_features, generator=generator).to(dtype)
             expected = torch.nn.functional.linear(x.float(), exact, bias.float() if bias is not None else None)
-            got = kernel.apply(
-                x.to(device.torch_device), packed, bias.to(device.torch_device) if bias is not None else None
-            )
+            got = kernel.apply(x.to(target), packed, None if bias is None else bias.to(target))
             assert got.shape == (num_tokens, spec.out_features)
             assert got.dtype == getattr(torch, spec.out_dtype)
             if num_tokens:
