@@ -106,14 +106,13 @@ def spawn(config: EngineConfig, build: Build | None) -> ProcessTransport:
         process = multiprocessing.get_context("spawn").Process(
             target=engine_main, args=(config, build, folder, 1, log_level), name="octavo-engine"
         )
-        transport = ProcessTransport(process, folder)
         process.start()
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
     # multiprocessing joins its children when the interpreter exits; without this it would wait for ever.
     atexit.register(process.kill)
-    return transport
+    return ProcessTransport(process, folder)
 
 
 def engine_main(config: EngineConfig, build: Build | None, folder: Path, num_clients: int, log_level: int) -> None:

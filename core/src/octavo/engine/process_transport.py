@@ -79,6 +79,8 @@ class ProcessTransport:
             await asyncio.to_thread(self._process.join)
         atexit.unregister(self._process.kill)
         self._gone = self._gone or EngineDeadError("the engine has been shut down")
+        # Not made by the context, so destroy() does not know it and would wait for it for ever.
+        self._inbox.close(linger=0)
         self._context.destroy(linger=0)
         shutil.rmtree(self._folder, ignore_errors=True)
 

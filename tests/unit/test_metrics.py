@@ -1,0 +1,81 @@
+"""The metrics follow requests and the engine's counters."""
+
+from __future__ import annotations
+
+from octavo.engine.frontend import Frontend, Request
+from octavo.engine.info import ModelInfo
+from octavo.engine.messages import Stats
+from octavo.errors import EngineError, RequestError
+from octavo.metrics import COUNTERS, GAUGES, EngineMetrics, token_buckets
+from octavo.outputs import CompletionOutput, RequestOutput
+from octavo.sampling.params import SamplingParams
+
+INFO = ModelInfo(model="m", served_names=("shown", "alias"), max_model_len=64, vocab_size=100)
+LABELS = {"model_name": "shown", "engine": "0"}
+
+
+def arrived(metrics: EngineMetrics, n: int = 1) -> Request:
+    frontend = Frontend(None, INFO)
+    prepared = frontend.door.prepare([5, 6, 7], SamplingParams(n=n, max_tokens=9))
+    request = frontend.add(prepared, request_id="r")
+    metrics.on_arrival(request)
+    return request
+
+
+def value(metrics: EngineMetrics, name: str, **labels: str) -> float | None:
+    return metrics.registry.get_sample_value(f"octavo:{name}", {**LABELS, **labels})
+
+
+def test_every_gauge_and_counter_shows_its_field_of_the_stats() -> None:
+    metrics = EngineMetrics(INFO)
+    fields = [field for field, _ in (*GAUGES.values(), *COUNTERS.values())]
+    assert len(set(fields)) == len(fields)
+    metrics.stats = Stats(**{field: number for number, field in enumerate(fields, start=1)})
+    shown = [value(metrics, name) for name in GAUGES] + [value(metrics, f"{name}_total") for name in COUNTERS]
+    assert shown == list(range(1, len(fields) + 1))
+
+
+def test_a_request_is_counted_once_in_each_histogram() -> None:
+    metrics = EngineMetrics(INFO)
+    request = arrived(metrics)
+    answer = request.answers[0]
+    for tokens, reason in (([8], None), ([9, 10], "length")):
+        answer.num_tokens += len(tokens)
+        answer.finished = request.ended = reason is not None
+        output = CompletionOutput(0, "", tokens, finish_reason=reason)
+        metrics.on_item(request, RequestOutput("r", None, [5, 6, 7], [output], request.ended))
+    for name in (
+        "time_to_first_token_seconds",
+        "e2e_request_latency_seconds",
+        "request_time_per_output_token_seconds",
+        "request_prompt_tokens",
+        "request_params_n",
+    ):
+        assert value(metrics, f"{name}_count") == 1, name
+    assert value(metrics, "inter_token_latency_seconds_count") == 2
+    assert value(metrics, "request_prompt_tokens_sum") == 3
+    assert value(metrics, "request_generation_tokens_sum") == 3
+    assert value(metrics, "request_params_max_tokens_sum") == 9
+    assert value(metrics, "request_success_total", finished_reason="length") == 1
+    assert value(metrics, "request_success_total", finished_reason="stop") == 0
+
+
+def test_failed_answers_are_errors_and_wrong_requests_are_not() -> None:
+    metrics = EngineMetrics(INFO)
+    for error in (EngineError("broken"), RequestError("wrong")):
+        request = arrived(metrics, n=2)
+        request.ended = True
+        metrics.on_item(request, error)
+    assert value(metrics, "request_success_total", finished_reason="error") == 2
+
+
+def test_two_engines_share_nothing() -> None:
+    one, two = EngineMetrics(INFO), EngineMetrics(INFO, engine="1")
+    arrived(one)
+    assert b'octavo:request_params_n_count{engine="0",model_name="shown"} 1.0' in one.render()
+    assert b'octavo:request_params_n_count{engine="1",model_name="shown"} 0.0' in two.render()
+
+
+def test_token_buckets_end_at_the_context_length() -> None:
+    assert token_buckets(64) == [1, 2, 5, 10, 20, 50, 64]
+    assert token_buckets(1) == [1]
