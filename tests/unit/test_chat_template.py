@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any
 
 import pytest
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from octavo.chat_template import ChatTemplate, compile_template
 from octavo.errors import RequestError
@@ -145,6 +146,70 @@ def test_tool_arguments_are_objects_or_text_as_the_template_needs() -> None:
 def test_reasoning_is_seen_under_both_names() -> None:
     source = "{{ messages[0].reasoning_content }}{{ messages[0].reasoning }}"
     assert render(source, [{"role": "assistant", "content": "a", "reasoning": "x"}]) == "xx"
+
+
+LLAMA_LIKE = """{{- bos_token }}
+{%- if not date_string is defined %}
+    {%- set date_string = "26 Jul 2024" %}
+{%- endif %}
+{%- if messages[0]['role'] == 'system' %}
+    {%- set system_message = messages[0]['content']|trim %}
+    {%- set messages = messages[1:] %}
+{%- else %}
+    {%- set system_message = "" %}
+{%- endif %}
+{%- set ns = namespace(calls=0) %}
+{{- "<|system|>" + date_string + "\n" + system_message }}
+{%- if tools %}
+    {%- for t in tools %}
+        {{- t | tojson(indent=4) }}
+        {{- "\n\n" }}
+    {%- endfor %}
+{%- endif %}
+{%- for message in messages %}
+    {%- if not (message.role == 'tool' or 'tool_calls' in message) %}
+        {{- '<|' + message['role'] + '|>\n' + message['content'] | trim + '<|end|>' }}
+    {%- elif 'tool_calls' in message %}
+        {%- if message.tool_calls|length > 1 %}
+            {{- raise_exception("one tool call at a time") }}
+        {%- endif %}
+        {%- set ns.calls = ns.calls + 1 %}
+        {%- set call = message.tool_calls[0].function %}
+        {{- '{"name": "' + call.name + '", "parameters": ' }}
+        {{- call.arguments | tojson }}
+        {{- "}" }}
+    {%- else %}
+        {{- "<|tool|>" }}
+        {%- if message.content is mapping or message.content is iterable %}{{- message.content | tojson }}
+        {%- else %}{{- message.content }}
+        {%- endif %}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|assistant|>' + ns.calls | string }}
+{%- endif %}
+"""
+
+
+@pytest.mark.parametrize("source", [LLAMA_LIKE, CHATML, PARTS, SYSTEM_IN_USER])
+@pytest.mark.parametrize("add_generation_prompt", [True, False])
+def test_prompts_are_those_of_transformers(source: str, add_generation_prompt: bool) -> None:
+    function = {"name": "add", "arguments": {"a": 1, "b": "é<"}}
+    messages = [
+        {"role": "system", "content": " be kind "},
+        user("what is <this> & that?\n"),
+        {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]},
+        {"role": "tool", "content": "42"},
+        {"role": "assistant", "content": "It is 42."},
+    ]
+    theirs: Any = render_jinja_template(
+        [messages],
+        tools=[TOOL],
+        chat_template=source,
+        add_generation_prompt=add_generation_prompt,
+        bos_token="<s>",
+    )
+    assert render(source, messages, tools=[TOOL], add_generation_prompt=add_generation_prompt) == theirs[0][0]
 
 
 def test_messages_of_the_caller_are_left_as_they_were() -> None:

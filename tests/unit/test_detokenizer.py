@@ -89,6 +89,12 @@ def test_window_continues_a_prompt_without_repeating_it() -> None:
     assert detokenizer.push([3]) == " story"
 
 
+def test_window_completes_the_character_that_a_prompt_left_unfinished() -> None:
+    half, rest = "é".encode()
+    detokenizer = WindowDetokenizer(lambda ids: bytes(ids).decode("utf-8", errors="replace"), prompt_ids=[97, half])
+    assert detokenizer.push([rest, 98]) == "éb"
+
+
 @settings(max_examples=50)
 @given(st.text(min_size=1, max_size=40))
 def test_window_holds_back_half_characters(text: str) -> None:

@@ -171,6 +171,15 @@ def test_eos_flag_is_obeyed_and_end_of_turn_ends_too(write: Callable[..., Path])
     assert tokenizer.eos_token_ids == (1, 2)
 
 
+@pytest.mark.parametrize(("kind", "ends"), [(CONTROL, (1, 2)), (NORMAL, (1,))])
+def test_end_of_turn_that_no_key_names_is_known_by_its_text(
+    write: Callable[..., Path], kind: int, ends: tuple[int, ...]
+) -> None:
+    tokens, kinds, _ = byte_level_vocab()
+    tokens[2], kinds[2] = "<|im_end|>", kind
+    assert load_tokenizer(write(tokens=tokens, token_type=kinds)).eos_token_ids == ends
+
+
 def test_what_is_not_known_is_named(write: Callable[..., Path]) -> None:
     with pytest.raises(UnsupportedModelError, match=r"'new-model'.*--tokenizer"):
         load_tokenizer(write(pre="new-model"))

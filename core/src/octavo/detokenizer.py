@@ -64,7 +64,8 @@ class ByteDetokenizer:
 class WindowDetokenizer:
     """For any other tokenizer: decodes a short window before and after each new token and returns the difference.
 
-    Text that ends in U+FFFD may be half a character, so it waits, but for at most `MAX_HELD` tokens.
+    Text that ends in U+FFFD may be half a character, so it waits, but for at most `MAX_HELD` tokens. So may the end of
+    a prompt be: such an end counts as not yet shown.
     """
 
     MAX_HELD = 8
@@ -74,7 +75,7 @@ class WindowDetokenizer:
         self._decode = decode
         self._window = [int(i) for i in prompt_ids[-self.CONTEXT :]]
         self._num_done = len(self._window)
-        self._done = decode(self._window) if self._window else ""
+        self._done = decode(self._window).rstrip(REPLACEMENT) if self._window else ""
 
     def push(self, ids: Sequence[int]) -> str:
         return "".join([self._push_one(int(i)) for i in ids])

@@ -54,6 +54,9 @@ WHOLE_WORDS_NAMES = frozenset({*LLAMA3_NAMES, "tekken"})
 """Vocabularies in which a word that is a token is not merged from its pieces."""
 
 
+ENDS_OF_TURN = frozenset({"<|eot_id|>", "<|im_end|>", "<end_of_turn>"})
+
+
 def read_gguf_tokenizer(path: Path) -> TokenizerParts:
     """Build the tokenizer of a GGUF file. Raises CheckpointError for a bad file, UnsupportedModelError for a kind of
     vocabulary that is not known."""
@@ -73,11 +76,10 @@ def read_gguf_tokenizer(path: Path) -> TokenizerParts:
     _add_tokens(tokenizer, tokens, metadata.get("tokenizer.ggml.token_type"))
     roles = _roles(metadata, path)
     _add_bos_and_eos(tokenizer, metadata, roles)
-    ends = (metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eot", "eom"))
     return TokenizerParts(
         backend=FastBackend(tokenizer),
         special_tokens=roles,
-        eos_token_ids=tuple(end for end in ends if end is not None and end < len(tokens)),
+        eos_token_ids=_ends_of_turn(metadata),
         chat_templates=_templates(metadata),
     )
 
@@ -197,6 +199,17 @@ def _roles(metadata: Mapping[str, Any], path: Path) -> dict[str, str]:
             raise CheckpointError(f"{name}_token_id {token_id} is not in its vocabulary", path=str(path))
         roles[role] = tokens[token_id]
     return roles
+
+
+def _ends_of_turn(metadata: Mapping[str, Any]) -> tuple[int, ...]:
+    """End tokens beyond EOS. A file that names no end of turn has it under one of a few texts, if at all; a chat
+    model would run on without it."""
+    tokens = metadata["tokenizer.ggml.tokens"]
+    ends = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eot", "eom")]
+    if ends[0] is None:
+        kinds = metadata.get("tokenizer.ggml.token_type", np.empty(0, np.int32))
+        ends += [i for i in np.flatnonzero(kinds == CONTROL).tolist() if tokens[i] in ENDS_OF_TURN]
+    return tuple(end for end in ends if end is not None and end < len(tokens))
 
 
 def _add_bos_and_eos(tokenizer: tokenizers.Tokenizer, metadata: Mapping[str, Any], roles: Mapping[str, str]) -> None:

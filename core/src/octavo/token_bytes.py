@@ -105,8 +105,8 @@ class TokenBytes(dict[int, bytes]):
                 self[token_id] = added.content.encode()
 
     def __missing__(self, token_id: int) -> bytes:
-        token_id = int(token_id)
-        piece = self._tokenizer.id_to_token(token_id) if 0 <= token_id < 2**32 else None
-        data = b"" if piece is None else self._spelling.piece_bytes(piece)
-        self[token_id] = data
+        piece = self._tokenizer.id_to_token(int(token_id)) if 0 <= token_id < 2**32 else None
+        if piece is None:
+            return b""
+        data = self[int(token_id)] = self._spelling.piece_bytes(piece)
         return data

@@ -15,7 +15,7 @@ from octavo.chat_template import ChatTemplate, compile_template
 from octavo.detokenizer import Detokenizer
 from octavo.errors import ConfigError, ModelNotFoundError, RequestError
 from octavo.gguf_tokenizer import read_gguf_tokenizer
-from octavo.tokenizer_backends import Backend, FastBackend
+from octavo.tokenizer_backends import Backend
 from octavo.tokenizer_files import fetch_tokenizer_files, read_folder, read_template
 
 logger = logging.getLogger(__name__)
@@ -204,6 +204,3 @@ def load_tokenizer(
         eos_token_ids=parts.eos_token_ids,
         chat_templates=templates,
     )
-
-
-__all__ = ["FastBackend", "Tokenizer", "check_unicode", "load_tokenizer"]
