@@ -75,7 +75,7 @@ def model_info(config: EngineConfig, platform: str, worker: Worker) -> ModelInfo
         default_sampling=default_sampling(source) if model.generation_config != "none" else {},
         platform=platform,
         dtype=worker.dtype,
-        num_kv_blocks=worker.kv_plans[0].num_blocks,
+        num_kv_blocks=worker.executor.kv_groups[0].num_blocks,
         block_size=config.cache.block_size,
         max_num_seqs=config.scheduler.max_num_seqs,
     )

@@ -31,7 +31,8 @@ class GroupNeed:
     @property
     def block_bytes(self) -> int:
         """Bytes of one block over all layers of the group."""
-        return self.spec.block_elements * self.num_layers * getattr(torch, self.spec.dtype).itemsize
+        itemsize: int = getattr(torch, self.spec.dtype).itemsize
+        return self.spec.block_elements * self.num_layers * itemsize
 
     def blocks_per_sequence(self, limits: BatchLimits) -> int:
         """Most blocks that one sequence ever holds."""

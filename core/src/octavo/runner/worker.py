@@ -17,11 +17,10 @@ from octavo.extensions import Extensions, load_extensions, resolve
 from octavo.layers.context import BuildContext, dtype_name
 from octavo.ops.bind import REFERENCE, KernelTable
 from octavo.parallel.communicator import SingleRank, TorchCommunicator
-from octavo.plugin.contracts import Communicator, Device, KVView
+from octavo.plugin.contracts import Communicator, Device, KVView, ModelExecutor
 from octavo.plugin.data import GroupSpec, PlatformCaps
 from octavo.plugin.specs import BatchLimits, KVLayout, KVPlan, QuantScheme
 from octavo.plugin.step import Admit, Batch, KVGroup
-from octavo.quant.formats import QuantFormats
 from octavo.runner.buckets import Shapes
 from octavo.runner.graphs import EagerRunner
 from octavo.runner.kvcache import NULL_BLOCKS, GroupNeed, allocate, divide, measured_budget
@@ -39,10 +38,11 @@ Progress = Callable[[int, int], None]
 class Worker:
     """A ready executor with what the rest of the program wants to know of it.
 
-    kv_bytes: taken for the KV cache. limits: the largest step and the longest sequence.
+    kv_plans, kv_bytes: the KV cache, empty and 0 if the platform brought its own executor. limits: the largest step and the longest sequence.
     """
 
-    executor: ModelRunner
+    executor: ModelExecutor
+    rank: int
     device: Device
     kernels: KernelTable
     source: ModelSource
@@ -51,10 +51,6 @@ class Worker:
     kv_plans: Sequence[KVPlan]
     kv_bytes: int
     vocab_size: int
-
-    @property
-    def rank(self) -> int:
-        return self.executor.ctx.comm.rank
 
 
 def build_worker(config: EngineConfig, platform: ActivePlatform, *, progress: Progress | None = None) -> Worker:
@@ -68,9 +64,23 @@ def build_worker(config: EngineConfig, platform: ActivePlatform, *, progress: Pr
         load_format=model_config.load_format,
         trust_remote_code=model_config.trust_remote_code,
     )
-    extensions = load_extensions(platform)
     dtype = resolve_dtype(model_config.dtype, source, platform.caps)
     limits = resolve_limits(config, source)
+    own = platform.make_executor(config, device)
+    if own is not None:
+        return Worker(
+            executor=own,
+            rank=config.parallel.rank,
+            device=device,
+            kernels=KernelTable(),
+            source=source,
+            limits=limits,
+            dtype=dtype_name(dtype),
+            kv_plans=(),
+            kv_bytes=0,
+            vocab_size=source.config.vocab_size,
+        )
+    extensions = load_extensions(platform)
     kernels = KernelTable(forced=forced_kernels(config))
     platform.register_kernels(kernels, device)
     ctx = BuildContext(
@@ -128,6 +138,7 @@ def _with_memory(
     kv_bytes = sum(need.block_bytes * plan.num_blocks for need, plan in zip(needs, plans, strict=True))
     worker = Worker(
         executor=executor,
+        rank=config.parallel.rank,
         device=device,
         kernels=ctx.kernels,
         source=source,
@@ -238,7 +249,7 @@ def scheme_source(
     asked = config.model.quantization
     if asked not in (None, "none"):
         raise ConfigError(f"--quantization {asked}: only 'none' (dequantize while loading) can be asked for")
-    quant_format = QuantFormats(extensions.quant_formats).open(source.quant_config)
+    quant_format = extensions.quant_formats.open(source.quant_config)
     return quant_format.scheme if quant_format is not None else lambda name: None
 
 

@@ -146,14 +146,17 @@ class Sampler:
 
     def choose_plainly(self, logits: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
         """Tokens int64 [N] for `is_plain` rows, from device state alone: the part that a recorded step holds."""
-        return self.ops["sample"](logits, self.temperature[rows], self.seeds[rows], positions)
+        tokens: Tensor = self.ops["sample"](logits, self.temperature[rows], self.seeds[rows], positions)
+        return tokens
 
     def _choose(self, logits: Tensor, rows: NDArray[np.int32], positions: NDArray[np.int64]) -> Tensor:
         floats, ints = self.floats[rows], self.ints[rows]
         temperature, top_p, min_p, top_k = floats[:, 0], floats[:, 1], floats[:, 2], ints[:, 0]
         random = temperature > 0.0
+        tokens: Tensor
         if not random.any():
-            return self.ops["greedy"](logits)
+            tokens = self.ops["greedy"](logits)
+            return tokens
         cut_by_min = random & (min_p > 0.0)
         cut_by_top = random & ((top_p < 1.0) | (top_k > 0))
         if cut_by_min.any() or cut_by_top.any():
@@ -162,9 +165,10 @@ class Sampler:
             temperature = random.astype(np.float32)
             self._filter("min_p", logits, np.flatnonzero(cut_by_min), min_p)
             self._filter("topk_topp", logits, np.flatnonzero(cut_by_top), top_k, top_p)
-        return self.ops["sample"](
+        tokens = self.ops["sample"](
             logits, self._upload(temperature), self._upload(ints[:, 1]), self._upload(positions.astype(np.int64))
         )
+        return tokens
 
     def _filter(self, op: str, logits: Tensor, places: NDArray[np.int64], *params: NDArray[Any]) -> None:
         """Run a filter on the rows that ask for it only: sorting a vocabulary is dear."""
