@@ -38,7 +38,8 @@ Progress = Callable[[int, int], None]
 class Worker:
     """A ready executor with what the rest of the program wants to know of it.
 
-    kv_plans, kv_bytes: the KV cache, empty and 0 if the platform brought its own executor. limits: the largest step and the longest sequence.
+    kv_plans, kv_bytes: the KV cache; empty and 0 if the platform brought its own executor.
+    limits: the largest step and the longest sequence.
     """
 
     executor: ModelExecutor
