@@ -11,6 +11,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
+import numpy as np
 
 from octavo.config import EngineConfig, make_config
 from octavo.engine.door import Prepared
@@ -295,8 +296,10 @@ def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt or several, as a list. Token ids alone are one prompt."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
+    if isinstance(prompts, np.ndarray):
+        prompts = prompts.tolist()
     many = list(cast("Sequence[Prompt]", prompts))
-    if many and not isinstance(many[0], str | Mapping | Sequence):
+    if many and isinstance(many[0], int):
         return [cast("Sequence[int]", many)]
     return many
 

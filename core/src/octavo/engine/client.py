@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import TYPE_CHECKING
 
 from octavo.engine.door import Prepared
@@ -31,8 +31,8 @@ __all__ = ["EngineClient", "ModelInfo"]
 
 logger = logging.getLogger("octavo.client")
 
-LONG_PROMPT_CHARS = 16_384
-"""Longer prompts are tokenized on a thread, so that other streams and /health go on meanwhile."""
+LONG_PROMPT = 16_384
+"""Characters (or ids); longer prompts are checked on a thread, so that other streams and /health go on meanwhile."""
 
 
 class Mailbox:
@@ -114,7 +114,7 @@ class EngineClient:
         cache_salt: str = "",
         add_special_tokens: bool = True,
         default_max_tokens: int | None = None,
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput, None]:
         """Stream the answers to a prompt (text or token ids) as deltas.
 
         Every RequestOutput holds only what is new; prompt_logprobs come with the first one, the last one has
@@ -202,7 +202,7 @@ class EngineClient:
                 prompt, params, add_special_tokens=add_special_tokens, default_max_tokens=default_max_tokens
             )
 
-        if len(prompt) > LONG_PROMPT_CHARS:
+        if isinstance(prompt, Sequence) and len(prompt) > LONG_PROMPT:
             return await asyncio.to_thread(prepare)
         return prepare()
 

@@ -107,6 +107,8 @@ class Door:
     def _check_ids(self, prompt: Sequence[int]) -> list[int]:
         if isinstance(prompt, np.ndarray):
             prompt = prompt.tolist()
+        if not isinstance(prompt, Sequence):
+            raise RequestError(f"the prompt must be text or token ids, not {type(prompt).__name__}", field="prompt")
         token_ids = list(prompt)
         if len(token_ids) > self.info.max_model_len:
             self._room(len(token_ids), None, None)  # raises: too long, before a look at millions of ids

@@ -51,9 +51,10 @@ def test_case_C5_ids_outside_the_vocabulary_or_of_another_type_are_refused(door:
 
 
 def test_an_array_of_ids_is_a_prompt(door: Door) -> None:
-    assert door.prepare(np.array([5, 6], np.int32), SamplingParams()).token_ids == [5, 6]
-    with pytest.raises(RequestError, match=r"1\.5"):
-        door.prepare(np.array([1.5]), SamplingParams())
+    ids: Any = np.array([5, 6], np.int32)
+    assert door.prepare(ids, SamplingParams()).token_ids == [5, 6]
+    with pytest.raises(RequestError, match=r"2\.5"):
+        door.prepare(ids / 2, SamplingParams())
 
 
 def test_case_C8_too_large_max_tokens_names_limit_prompt_and_asked(door: Door) -> None:
@@ -98,6 +99,12 @@ def test_text_within_the_character_limit_is_counted_in_tokens(door: Door, tokeni
     text = "Once upon a time " * 5
     assert len(text) > 64
     assert door.prepare(text, SamplingParams(max_tokens=1)).token_ids == tokenizer.encode(text)
+
+
+@pytest.mark.parametrize("prompt", [None, 5, {5, 6}])
+def test_what_is_neither_text_nor_ids_is_refused(door: Door, prompt: Any) -> None:
+    with pytest.raises(RequestError, match="text or token ids"):
+        door.prepare(prompt, SamplingParams())
 
 
 def test_millions_of_ids_are_refused_by_their_number(door: Door) -> None:

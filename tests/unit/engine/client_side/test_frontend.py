@@ -101,12 +101,13 @@ def test_case_A3_stop_token_is_in_the_ids_but_not_in_the_text(
     frontend: Frontend, tokenizer: Tokenizer, deltas: Any
 ) -> None:
     word = tokenizer.encode("word")
-    for params, text in (
+    cases: list[tuple[dict[str, Any], str]] = [
         ({}, "word"),
         ({"skip_special_tokens": False}, "word"),
         ({"skip_special_tokens": False, "include_stop_str_in_output": True}, "word<|im_start|>"),
         ({"include_stop_str_in_output": True}, "word"),
-    ):
+    ]
+    for params, text in cases:
         request = add(frontend, stop_token_ids=(1,), **params)
         output = only(frontend, deltas((request.handles[0], [*word, 1], Finish.STOP))).outputs[0]
         assert (output.text, output.token_ids) == (text, [*word, 1])
@@ -125,11 +126,10 @@ def test_case_A1_nothing_of_a_stop_string_is_shown_before_it_is_whole(
 ) -> None:
     request = add(frontend, stop=["DEFGHIJ"])
     handle = request.handles[0]
-    pieces = ["".join(p) for p in ("DEF", "G", "HI", "J")]
     outputs, messages = [], []
-    for piece in pieces:
+    for piece in ("DEF", "G", "HI", "J"):
         items, sent = frontend.process(deltas((handle, tokenizer.encode(piece))))
-        outputs += [item.outputs[0] for _, item in items]
+        outputs += [item.outputs[0] for _, item in items if isinstance(item, RequestOutput)]
         messages += sent
     assert "".join(o.text for o in outputs) == ""
     assert (outputs[-1].finish_reason, outputs[-1].stop_reason) == ("stop", "DEFGHIJ")
@@ -188,6 +188,7 @@ def test_case_D7_interleaved_requests_get_only_their_own_tokens(
         items, messages = frontend.process(deltas(*rows))
         assert messages == []
         for request, item in items:
+            assert isinstance(item, RequestOutput)
             mergers[request].add(item)
         left = {h: ids for h, ids in left.items() if ids}
     for request, index in requests.items():
@@ -216,7 +217,8 @@ def test_failure_ends_its_request_only(frontend: Frontend, deltas: Any) -> None:
     assert len(errors) == 1
     assert isinstance(errors[0], RequestError)
     assert errors[0].field == "prompt"
-    assert [item.outputs[0].token_ids for request, item in items if request is good] == [[6]]
+    news = [item for request, item in items if request is good and isinstance(item, RequestOutput)]
+    assert [one.outputs[0].token_ids for one in news] == [[6]]
     ours = Failure(handle=good.handles[0], message="not finite")
     ((_, error),), _ = frontend.process(deltas(failures=(ours,)))
     assert isinstance(error, EngineError)

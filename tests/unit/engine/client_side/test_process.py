@@ -19,6 +19,7 @@ from octavo.config import EngineConfig, ModelConfig
 from octavo.engine import process
 from octavo.engine.client import EngineClient
 from octavo.engine.process import EngineHandle, start_engine
+from octavo.engine.process_transport import ProcessTransport
 from octavo.errors import CheckpointError, ConfigError, EngineDeadError, EngineError
 from octavo.outputs import OutputMerger, RequestOutput
 from octavo.sampling.params import SamplingParams
@@ -31,6 +32,7 @@ import os, time
 from octavo.config import CacheConfig, SchedulerConfig
 from octavo.engine.info import ModelInfo
 from octavo.engine.loop import EngineLoop
+from octavo.engine.process_transport import ProcessTransport
 from octavo.errors import CheckpointError
 from octavo.plugin.data import ScheduleLimits
 from octavo.testing.scripted import ScriptedExecutor
@@ -157,9 +159,14 @@ def test_failed_start_raises_what_the_engine_raised(
 def test_cancelled_start_ends_the_process_without_waiting_for_it(
     builders: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    started = []
+    started: list[ProcessTransport] = []
     real = process.spawn
-    monkeypatch.setattr(process, "spawn", lambda *args: started.append(real(*args)) or started[0])
+
+    def spawn(*args: Any) -> ProcessTransport:
+        started.append(real(*args))
+        return started[0]
+
+    monkeypatch.setattr(process, "spawn", spawn)
 
     async def main() -> None:
         task = asyncio.create_task(start_engine(CONFIG, build=builders.sleepy))
@@ -168,7 +175,7 @@ def test_cancelled_start_ends_the_process_without_waiting_for_it(
         await asyncio.gather(task, return_exceptions=True)
 
     asyncio.run(asyncio.wait_for(main(), 9))
-    assert not running(started[0].pid)
+    assert not running(started[0].pid or 0)
 
 
 def test_too_long_temporary_folder_is_named(builders: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
