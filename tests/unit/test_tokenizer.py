@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +123,12 @@ def test_ids_outside_the_vocabulary_have_no_text(tiny: Tokenizer) -> None:
     assert tiny.vocab_size == 384
     assert tiny.decode([384, -1, 10**12]) == ""
     assert tiny.token_bytes(384) == b""
+
+
+def test_importing_the_tokenizer_imports_neither_torch_nor_transformers() -> None:
+    code = "import sys, octavo.tokenizer; print(sorted({'torch', 'transformers'} & set(sys.modules)))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
 
 
 def test_lone_surrogates_are_refused(tiny: Tokenizer) -> None:
