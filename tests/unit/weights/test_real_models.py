@@ -70,6 +70,7 @@ def test_smollm2_says_what_it_is() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # transformers takes minutes to read the larger one
 @pytest.mark.parametrize("model", [smollm2_gguf, gemma3_gguf])
 def test_config_and_every_number_equal_those_that_transformers_reads(model: Callable[[], Path]) -> None:
     file = found(model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import struct
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,27 @@ def test_a_damaged_entry_is_refused_by_file_and_tensor(
     with pytest.raises(CheckpointError, match=message) as caught:
         open_tensors(tmp_path)
     assert caught.value.path == str(bad)
+
+
+def test_random_damage_to_the_header_never_escapes_as_another_error(
+    tensors: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    rng = random.Random(7)
+    file = tmp_path / "model.safetensors"
+    save_file(tensors, file)
+    data = file.read_bytes()
+    end = 8 + int.from_bytes(data[:8], "little")
+    refused = 0
+    for _ in range(400):
+        damaged = bytearray(data)
+        for _ in range(rng.randint(1, 4)):
+            damaged[rng.randrange(end)] = rng.choice((rng.randrange(256), *b'0123456789{}[],"-'))
+        file.write_bytes(damaged)
+        try:
+            read_file(file)
+        except CheckpointError:
+            refused += 1
+    assert refused > 200
 
 
 def test_a_file_cut_after_its_header_is_refused(tensors: dict[str, torch.Tensor], tmp_path: Path) -> None:

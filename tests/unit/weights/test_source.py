@@ -97,11 +97,17 @@ def test_the_text_part_of_a_composite_config_is_what_is_served(tmp_path: Path) -
     text = tiny_config("gemma3_text", tie_word_embeddings=True).to_dict()
     whole = {"model_type": "gemma3", "text_config": text, "eos_token_id": [1, 106], "dtype": "bfloat16"}
     (tmp_path / "config.json").write_text(json.dumps(whole))
-    save_file({"x": torch.zeros(1)}, tmp_path / "model.safetensors")
+    names = ["language_model.model.norm.weight", "model.language_model.x.weight", "language_model.lm_head.weight"]
+    other = ["vision_tower.patch.weight", "multi_modal_projector.norm.weight"]
+    save_file({name: torch.zeros(1) for name in names + other}, tmp_path / "model.safetensors")
     source = open_model(tmp_path)
     assert source.config.model_type == "gemma3_text"
     assert source.eos_token_ids == (2, 1, 106)
     assert source.dtype == torch.bfloat16
+    assert {t.name for t in source.tensors()} == {"model.norm.weight", "model.x.weight", "lm_head.weight"}
+    save_file({name: torch.zeros(1) for name in other}, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match="holds no language model"):
+        source.tensors()
 
 
 @pytest.mark.parametrize("where", ["quantization_config", "compression_config", "quantize_config.json"])

@@ -14,6 +14,7 @@ from transformers import AutoConfig, PretrainedConfig
 
 from octavo.errors import CheckpointError, ConfigError, ModelNotFoundError, UnsupportedModelError
 from octavo.weights import gguf, gguf_config, hub, safetensors
+from octavo.weights.composite import text_part
 from octavo.weights.demo import demo_model
 from octavo.weights.gguf_header import PART, read_header
 from octavo.weights.slots import CheckpointTensor
@@ -32,6 +33,7 @@ class ModelSource:
     dtype: of the checkpoint's plain tensors; bfloat16 for quantized GGUF. tokenizer_source: where its tokenizer is.
     eos_token_ids: every id that config, generation config or GGUF metadata name as an end.
     quant_config: the checkpoint's quantization config; None if unquantized, and for GGUF.
+    composite: the checkpoint has more parts than the decoder; `tensors` gives the decoder's only.
     """
 
     path: Path
@@ -42,6 +44,7 @@ class ModelSource:
     tokenizer_source: Path
     eos_token_ids: tuple[int, ...]
     quant_config: dict[str, Any] | None = None
+    composite: bool = False
 
     def tensors(self) -> list[CheckpointTensor]:
         """The checkpoint's tensors in file order under Hugging Face names, not yet read. Empty for "dummy".
@@ -49,7 +52,10 @@ class ModelSource:
         They hold the files mapped: drop them when done. Raises CheckpointError."""
         if self.kind == "gguf":
             return list(gguf.open_tensors(self.path))
-        return list(safetensors.open_tensors(self.path)) if self.kind == "safetensors" else []
+        if self.kind == "dummy":
+            return []
+        tensors = safetensors.open_tensors(self.path)
+        return list(text_part(tensors, path=str(self.path)) if self.composite else tensors)
 
 
 def open_model(
@@ -152,6 +158,7 @@ def _from_folder(folder: Path, *, dummy: bool, trust_remote_code: bool) -> Model
             generation.get("eos_token_id"),
         ),
         quant_config=_quant_config(folder, raw),
+        composite=config is not whole,
     )
 
 
