@@ -45,7 +45,8 @@ def accept(table: RequestTable, rows: Rows, tokens: Ints, counts: Ints) -> Accep
     keep = new & (~ended[:, None] | (column <= cut[:, None]))
     taken = keep.sum(axis=1, dtype=np.int32)
     flat = tokens[keep].astype(np.int32, copy=False)
-    table.append(np.repeat(rows, taken), at[keep], flat, width=tokens.shape[1])
+    table.make_room(tokens.shape[1])
+    table.outputs.reshape(-1)[np.repeat(table.view(rows).first_output, taken) + at[keep]] = flat
     after = known + taken
     table.known[rows] = after
     table.target[rows] = np.maximum(table.target[rows], after)
@@ -62,16 +63,17 @@ def _accept_one(table: RequestTable, rows: Rows, tokens: Ints, known: Ints) -> A
     """
     num = len(rows)
     flat = np.ascontiguousarray(tokens[:, 0], np.int32)
-    table.append(rows, known, flat, width=1)
+    table.make_room(1)
+    view = table.view(rows)
+    table.outputs.reshape(-1)[view.first_output + known] = flat
     after = known + 1
     table.known[rows] = after
-    finish = np.zeros(num, np.int8)
-    full = after >= table.limit[rows]
-    stops = table.eos[:, rows] == flat
-    num_full, num_stops = np.count_nonzero(full), np.count_nonzero(stops)
-    if num_full:
+    full = after >= view.limit
+    stops = view.eos == flat
+    finish, any_ended = table.unfinished[:num], False
+    if np.count_nonzero(full) or np.count_nonzero(stops):
+        finish = np.zeros(num, np.int8)
         finish[full] = Finish.LENGTH
-    if num_stops:
         finish[stops.any(axis=0) & (known >= table.eos_from[rows])] = Finish.STOP
-    any_ended = bool((num_full or num_stops) and finish.any())
-    return Accepted(table.ones[:num], np.zeros(num, np.int32), finish, flat, any_ended)
+        any_ended = bool(finish.any())
+    return Accepted(table.ones[:num], table.zeros[:num], finish, flat, any_ended)

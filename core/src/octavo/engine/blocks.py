@@ -15,8 +15,12 @@ from __future__ import annotations
 from collections import OrderedDict
 
 import numpy as np
+from numpy.typing import NDArray
 
 from octavo.plugin.step import Ints
+
+Blocks = NDArray[np.intp]
+"""Block numbers as numpy indexes fastest; tables and updates carry them as int32."""
 
 
 class BlockPool:
@@ -26,7 +30,7 @@ class BlockPool:
         assert num_blocks >= 2, "a pool needs the null block and at least one other"
         self.size = num_blocks - 1
         self.refs = np.zeros(num_blocks, np.int32)
-        self._stack: Ints = np.arange(num_blocks - 1, 0, -1, dtype=np.int32)
+        self._stack: Blocks = np.arange(num_blocks - 1, 0, -1, dtype=np.intp)
         self._top = self.size
         self._lru: OrderedDict[int, None] = OrderedDict()
         self._published = np.zeros(num_blocks, np.bool_)
@@ -43,19 +47,19 @@ class BlockPool:
         """Blocks that a prefix lookup can find, in use or not."""
         return len(self._block_of)
 
-    def take(self, count: int) -> Ints:
+    def take(self, count: int) -> Blocks:
         """`count` blocks with one reference each. The caller has checked `num_free`."""
-        assert count <= self.num_free, f"{count} blocks asked, {self.num_free} free"
         plain = min(count, self._top)
         self._top -= plain
         blocks = self._stack[self._top : self._top + plain][::-1].copy()
         if plain < count:
+            assert count - plain <= len(self._lru), f"{count} blocks asked, {plain + len(self._lru)} free"
             evicted = [self._evict() for _ in range(count - plain)]
-            blocks = np.concatenate((blocks, np.array(evicted, np.int32)))
+            blocks = np.concatenate((blocks, np.array(evicted, np.intp)))
         self.refs[blocks] = 1
         return blocks
 
-    def free(self, blocks: Ints) -> None:
+    def free(self, blocks: Ints | Blocks) -> None:
         """Give back one reference of each, in table order. Tails go first, so that they are evicted first.
 
         A block may occur twice only if it is published (sharing comes from prefix hits alone).
@@ -73,7 +77,7 @@ class BlockPool:
         """The block that holds this prefix, 0 if none does."""
         return self._block_of.get(digest, 0)
 
-    def acquire(self, blocks: Ints) -> None:
+    def acquire(self, blocks: Ints | Blocks) -> None:
         """Take a reference of each of these found blocks (distinct)."""
         for block in blocks[self.refs[blocks] == 0].tolist():
             del self._lru[block]

@@ -13,9 +13,9 @@ Full groups have passed = 0 for ever. `capacity` is held * block_size, the posit
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from octavo.engine.blocks import BlockPool
 from octavo.engine.prefix_cache import Match, extend_digests, find_prefix, no_match, root_digest
@@ -24,8 +24,13 @@ from octavo.engine.table import Rows
 from octavo.errors import RequestTooLargeError
 from octavo.plugin.step import BlockUpdate, Ints, KVGroup
 
-Need = NDArray[np.int32] | None
-"""Blocks that each of some rows lacks in one group; None if no row lacks any."""
+
+class Need(NamedTuple):
+    """Rows that lack blocks in one group, and how many each."""
+
+    rows: Rows
+    counts: Ints
+    total: int
 
 
 class GroupTable:
@@ -35,34 +40,35 @@ class GroupTable:
         self.group = group
         self.pool = BlockPool(group.num_blocks)
         self.blocks = np.zeros((num_rows, -(-max_model_len // group.block_size)), np.int32)
+        self._flat = self.blocks.reshape(-1)
         self.held = np.zeros(num_rows, np.int32)
         self.capacity = np.zeros(num_rows, np.int32)
         self.passed = np.zeros(num_rows, np.int32)
         self.published = [0] * num_rows
 
-    def need(self, rows: Rows, ends: Ints) -> Need:
-        """Blocks that rows lack to hold positions below `ends`."""
-        if not np.count_nonzero(ends > self.capacity[rows]):
+    def need(self, rows: Rows, ends: Ints) -> Need | None:
+        """What rows lack to hold positions below `ends`; None if nothing."""
+        over = ends - self.capacity[rows]
+        (short,) = np.nonzero(over > 0)
+        if not len(short):
             return None
-        lacking: Ints = -(-ends // self.group.block_size) - self.held[rows]
-        return lacking.clip(0)
+        size = self.group.block_size
+        counts: Ints = (over[short] + (size - 1)) // size
+        return Need(rows[short], counts, int(counts.sum()))
 
-    def extend(self, rows: Rows, need: NDArray[np.int32]) -> BlockUpdate:
+    def extend(self, need: Need) -> BlockUpdate:
         """Give rows the blocks they lack."""
-        if need.max() > 1:
-            rows = np.repeat(rows, need)
-            first = np.repeat(np.cumsum(need, dtype=np.int32) - need, need)
-            offset = np.arange(len(rows), dtype=np.int32) - first
-            indices = self.held[rows] + offset
-        else:
-            rows = rows[need > 0]
-            indices = self.held[rows]
-        taken = self.pool.take(len(rows))
-        self.blocks[rows, indices] = taken
-        # A row's last write wins, and it holds the row's highest index.
-        self.held[rows] = indices + 1
-        self.capacity[rows] = (indices + 1) * self.group.block_size
-        return BlockUpdate(rows=rows.astype(np.int32), indices=indices, blocks=taken)
+        rows, counts, total = need
+        held = self.held[rows]
+        self.held[rows] = after = held + counts
+        self.capacity[rows] = after * self.group.block_size
+        if total > len(rows):
+            rows = np.repeat(rows, counts)
+            held = np.repeat(after, counts) - np.repeat(np.cumsum(counts, dtype=np.int32), counts)
+            held += np.arange(total, dtype=np.int32)
+        taken = self.pool.take(total)
+        self._flat[rows * self.blocks.shape[1] + held] = taken
+        return BlockUpdate(rows=rows.astype(np.int32), indices=held, blocks=taken.astype(np.int32))
 
     def attach(self, row: int, hit: Ints) -> None:
         """Start a row with the blocks of a prefix hit."""
@@ -126,7 +132,7 @@ class KVTables:
 
     @property
     def num_free(self) -> int:
-        return sum(pool.num_free for pool in self.pools)
+        return sum([pool.num_free for pool in self.pools])
 
     @property
     def least_free(self) -> int:
@@ -136,7 +142,7 @@ class KVTables:
     @property
     def usage(self) -> float:
         """Share of the fullest group's blocks that are in use."""
-        return max((1 - pool.num_free / pool.size for pool in self.pools), default=0.0)
+        return 1 - min([pool.num_free / pool.size for pool in self.pools], default=1.0)
 
     def check_fits(self, seq: Sequence) -> None:
         """Raise RequestTooLargeError if the sequence cannot be served even alone."""
@@ -178,7 +184,7 @@ class KVTables:
             table.attach(row, hit)
             more = max(-(-end // table.group.block_size) - len(hit), 0)
             if more:
-                table.extend(np.array([row]), np.array([more], np.int32))
+                table.extend(Need(np.array([row]), np.array([more], np.int32), more))
             held = int(table.held[row])
             updates.append(
                 BlockUpdate(
@@ -189,24 +195,22 @@ class KVTables:
             )
         return updates
 
-    def need(self, rows: Rows, ends: Ints) -> list[Need]:
-        """Per group, the blocks that rows lack to hold positions below `ends`."""
+    def need(self, rows: Rows, ends: Ints) -> list[Need | None]:
+        """Per group, what rows lack to hold positions below `ends`."""
         return [table.need(rows, ends) for table in self.tables]
 
-    def fits(self, need: Many[Need]) -> bool:
-        return all(
-            lacking is None or int(lacking.sum()) <= pool.num_free
-            for lacking, pool in zip(need, self.pools, strict=True)
-        )
+    def fits(self, need: Many[Need | None]) -> bool:
+        """Whether every group has the blocks."""
+        for lacking, pool in zip(need, self.pools, strict=True):
+            if lacking and lacking.total > pool.num_free:
+                return False
+        return True
 
-    def extend(self, rows: Rows, need: Many[Need]) -> list[BlockUpdate]:
+    def extend(self, need: Many[Need | None]) -> list[BlockUpdate]:
         """Give rows what they lack. Empty if nobody lacks anything, else one update per group."""
-        if all(lacking is None for lacking in need):
+        if not any(need):
             return []
-        return [
-            NOTHING if lacking is None else table.extend(rows, lacking)
-            for table, lacking in zip(self.tables, need, strict=True)
-        ]
+        return [table.extend(lacking) if lacking else NOTHING for table, lacking in zip(self.tables, need, strict=True)]
 
     def pass_windows(self, rows: Rows, computed: Ints) -> None:
         """Give back what lies behind sliding windows once `computed` positions are confirmed."""

@@ -84,6 +84,10 @@ class EngineLoop:
         self._scheduler.fail_all(message)
         return self._scheduler.outbox.publish(self._scheduler.step, self.stats)
 
+    def close(self) -> None:
+        """Free what the executor holds; nothing else may be called afterwards."""
+        self._executor.close()
+
     @property
     def has_work(self) -> bool:
         """Whether `step` has something to do."""

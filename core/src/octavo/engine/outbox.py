@@ -14,8 +14,10 @@ from octavo.plugin.step import Ints
 
 
 class Progress(NamedTuple):
-    """Tokens of n sequences. clients, handles, counts, finish, cached [n]; tokens [sum of counts]."""
+    """Tokens of n sequences. client: whose all of them are, -1 if several have a share;
+    clients, handles, counts, finish, cached [n]; tokens [sum of counts]."""
 
+    client: int
     clients: Ints
     handles: NDArray[np.int64]
     counts: Ints
@@ -33,6 +35,9 @@ class _Letter:
     logprobs: list[LogprobBlock] = field(default_factory=list)
 
 
+_EMPTY = _Letter()
+
+
 class Outbox:
     """Collects between two publications. One client and nothing but tokens is the fast way."""
 
@@ -44,8 +49,7 @@ class Outbox:
         return bool(self._letters or self._progress)
 
     def progress(self, progress: Progress) -> None:
-        if len(progress.handles):
-            self._progress.append(progress)
+        self._progress.append(progress)
 
     def ended(self, client: int, handle: int, finish: Finish, *, cached: int = 0) -> None:
         """A sequence ended without a token in this step."""
@@ -61,23 +65,26 @@ class Outbox:
         """Client -> its message; the outbox is empty afterwards."""
         parts: dict[int, list[Progress]] = {}
         for progress in self._progress:
-            first = int(progress.clients[0])
-            if np.count_nonzero(progress.clients == first) == len(progress.clients):
-                parts.setdefault(first, []).append(progress)
+            if progress.client >= 0:
+                parts.setdefault(progress.client, []).append(progress)
                 continue
             for client in np.unique(progress.clients).tolist():
                 parts.setdefault(client, []).append(_only(progress, client))
-        letters, self._letters, self._progress = self._letters, defaultdict(_Letter), []
+        self._progress = []
+        if not self._letters:
+            return {client: _deltas(step, stats, mine, _EMPTY) for client, mine in parts.items()}
+        letters, self._letters = self._letters, defaultdict(_Letter)
         for client, letter in letters.items():
             mine = parts.setdefault(client, [])
             if letter.ended:
                 mine.append(_without_tokens(client, letter.ended))
-        return {client: _deltas(step, stats, mine, letters.get(client) or _Letter()) for client, mine in parts.items()}
+        return {client: _deltas(step, stats, mine, letters.get(client, _EMPTY)) for client, mine in parts.items()}
 
 
 def _only(progress: Progress, client: int) -> Progress:
     mine = progress.clients == client
     return Progress(
+        client=client,
         clients=progress.clients[mine],
         handles=progress.handles[mine],
         counts=progress.counts[mine],
@@ -88,26 +95,35 @@ def _only(progress: Progress, client: int) -> Progress:
 
 
 def _without_tokens(client: int, ended: list[tuple[int, Finish, int]]) -> Progress:
-    handles, finish, cached = zip(*ended, strict=True)
     return Progress(
+        client=client,
         clients=np.full(len(ended), client, np.int32),
-        handles=np.array(handles, np.int64),
+        handles=np.array([handle for handle, _, _ in ended], np.int64),
         counts=np.zeros(len(ended), np.int32),
-        finish=np.array(finish, np.int8),
-        cached=np.array(cached, np.int32),
+        finish=np.array([finish for _, finish, _ in ended], np.int8),
+        cached=np.array([cached for _, _, cached in ended], np.int32),
         tokens=np.empty(0, np.int32),
     )
 
 
 def _deltas(step: int, stats: Stats, parts: list[Progress], letter: _Letter) -> Deltas:
+    whole = _join(parts)
     return Deltas(
         step=step,
-        handles=b"".join([p.handles.tobytes() for p in parts]),
-        counts=b"".join([p.counts.tobytes() for p in parts]),
-        finish=b"".join([p.finish.tobytes() for p in parts]),
-        cached=b"".join([p.cached.tobytes() for p in parts]),
-        tokens=b"".join([p.tokens.tobytes() for p in parts]),
+        handles=whole.handles.tobytes(),
+        counts=whole.counts.tobytes(),
+        finish=whole.finish.tobytes(),
+        cached=whole.cached.tobytes(),
+        tokens=whole.tokens.tobytes(),
         logprobs=tuple(letter.logprobs),
         failures=tuple(letter.failures),
         stats=stats,
     )
+
+
+def _join(parts: list[Progress]) -> Progress:
+    if len(parts) == 1:
+        return parts[0]
+    parts = parts or [_without_tokens(0, [])]
+    client, *_ = parts[0]
+    return Progress(client, *(np.concatenate(arrays) for arrays in list(zip(*parts, strict=True))[1:]))

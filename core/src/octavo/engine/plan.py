@@ -44,7 +44,7 @@ def plan_running(
     """
     target, starts = table.target[running], table.scheduled[running]
     want = target - starts
-    ready = target < table.limit[running]
+    ready = target < table.view(running).limit
     rows, budget = running, config.max_num_batched_tokens
     simple = kind is not Kind.MANY and limits.max_batch_context_tokens is None and len(rows) <= budget
     if simple and np.count_nonzero(ready & (want == table.ones[: len(rows)])) == len(rows):

@@ -88,7 +88,7 @@ class Scheduler:
                     return None
                 roster.preempt_last()
                 preempted = True
-            entries = [updates] if (updates := roster.kv.extend(plan.rows, need)) else []
+            entries = [updates] if (updates := roster.kv.extend(need)) else []
             # Those just put out would come straight back, to be put out again.
             starts = [] if preempted else self._admit(plan, kind)
             if len(plan.rows) or starts:
@@ -214,6 +214,7 @@ class Scheduler:
                 params=seq.submit.params,
                 seed=seq.submit.seed,
                 lora=seq.submit.lora,
+                stop_ids=seq.submit.eos,
             )
             started.append(Start(admit, match.length, count, roster.kv.attach(row, match, end)))
         return started
@@ -243,7 +244,7 @@ class Scheduler:
         released, table.released = tuple(table.released), []
         batch = Batch(
             step=self.step,
-            rows=rows.astype(np.int32),
+            rows=table.view(rows).rows32,
             starts=starts,
             counts=counts,
             samples=samples,
@@ -258,13 +259,9 @@ class Scheduler:
     def _progress(self, rows: Rows, accepted: Accepted, logprobs: Many[TokenLogprobs]) -> None:
         table = self.roster.table
         self._generation_tokens += len(accepted.tokens)
+        view = table.view(rows)
         progress = Progress(
-            clients=table.client[rows],
-            handles=table.handle[rows],
-            counts=accepted.counts,
-            finish=accepted.finish,
-            cached=table.cached[rows],
-            tokens=accepted.tokens,
+            view.client, view.clients, view.handles, accepted.counts, accepted.finish, view.cached, accepted.tokens
         )
         self.outbox.progress(progress)
         for block in logprobs:

@@ -23,6 +23,22 @@ Rows = NDArray[np.intp]
 NEVER = np.iinfo(np.int32).max
 
 
+class View:
+    """What does not change while these rows run, gathered once for many steps. rows, clients, handles ... [n];
+    eos [E, n]; first_output: where position 0 of a row would lie in the flat outputs; client: the only one, or -1."""
+
+    def __init__(self, table: RequestTable, rows: Rows) -> None:
+        self.rows = rows
+        self.rows32 = rows.astype(np.int32)
+        self.limit = table.limit[rows]
+        self.eos = table.eos[:, rows]
+        self.clients = table.client[rows]
+        self.handles = table.handle[rows]
+        self.cached = table.cached[rows]
+        self.first_output = rows * table.outputs.shape[1] - table.prompt[rows]
+        self.client = int(self.clients[0]) if len(rows) and (self.clients == self.clients[0]).all() else -1
+
+
 class RequestTable:
     """num_rows sequences at most. A row is free, running (alive), or ended but still in a step in flight."""
 
@@ -45,7 +61,11 @@ class RequestTable:
         self.outputs = np.zeros((num_rows, 64), np.int32)
         self._most_outputs = 0
         self.ones = np.ones(num_rows, np.int32)
-        self.ones.setflags(write=False)
+        self.zeros = np.zeros(num_rows, np.int32)
+        self.unfinished = np.zeros(num_rows, np.int8)
+        for shared in (self.ones, self.zeros, self.unfinished):
+            shared.setflags(write=False)
+        self._view = View(self, np.empty(0, np.intp))
         self.sequences: list[Sequence | None] = [None] * num_rows
         self.free_rows = list(range(num_rows - 1, -1, -1))
         self.released: list[int] = []
@@ -78,20 +98,26 @@ class RequestTable:
         self.outputs[row, : len(seq.output)] = seq.output
         return row
 
-    def append(self, rows: Rows, positions: NDArray[np.intp] | Ints, tokens: Ints, *, width: int) -> None:
-        """Keep generated tokens at their positions; at most `width` new ones for a row."""
+    def view(self, rows: Rows) -> View:
+        """The constants of these rows. Kept for the array `rows` itself: change a set of rows by making a new array."""
+        if rows is not self._view.rows:
+            self._view = View(self, rows)
+        return self._view
+
+    def make_room(self, width: int) -> None:
+        """Be ready for `width` more output tokens in each row."""
         self._most_outputs += width
         if self._most_outputs > self.outputs.shape[1]:
             longest = int((self.known - self.prompt)[self.alive].max(initial=0))
             self._widen(longest + width)
             self._most_outputs = longest + width
-        self.outputs.reshape(-1)[rows * self.outputs.shape[1] + (positions - self.prompt[rows])] = tokens
 
     def _widen(self, count: int) -> None:
         width = self.outputs.shape[1]
         if count > width:
             extra = np.zeros((self.num_rows, max(width, count - width)), np.int32)
             self.outputs = np.concatenate((self.outputs, extra), axis=1)
+            self._view = View(self, np.empty(0, np.intp))
 
     def output_of(self, row: int) -> Ints:
         """A copy of the tokens that a row has generated."""
