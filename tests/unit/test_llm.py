@@ -39,20 +39,24 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return load_tokenizer(folder)
 
 
+def engine_of(executor: ScriptedExecutor, max_num_seqs: int = 8) -> EngineLoop:
+    return EngineLoop(
+        executor,
+        cache=CacheConfig(),
+        scheduler=SchedulerConfig(max_num_seqs=max_num_seqs),
+        limits=ScheduleLimits(),
+        max_model_len=64,
+        run_ahead=1,
+    )
+
+
 @pytest.fixture
 def make(tokenizer: Tokenizer) -> Callable[..., LLM]:
     """make(script, tokenizer=..., policy=..., **ScriptedExecutor settings)"""
 
     def make(script: Any = (40, 41), *, text: bool = True, max_num_seqs: int = 8, **settings: Any) -> LLM:
-        engine = EngineLoop(
-            ScriptedExecutor(script, vocab_size=384, eos=2, **settings),
-            cache=CacheConfig(),
-            scheduler=SchedulerConfig(max_num_seqs=max_num_seqs),
-            limits=ScheduleLimits(),
-            max_model_len=64,
-            run_ahead=1,
-        )
-        return LLM.from_engine(engine, INFO, tokenizer if text else None)
+        executor = ScriptedExecutor(script, vocab_size=384, eos=2, **settings)
+        return LLM.from_engine(engine_of(executor, max_num_seqs), INFO, tokenizer if text else None)
 
     return make
 
@@ -225,8 +229,11 @@ def test_case_F2_answers_have_their_own_index(make: Any) -> None:
 
 
 def test_closed_llm_says_so(make: Any) -> None:
-    with make() as llm:
+    executor = ScriptedExecutor([40], vocab_size=384, eos=2)
+    with LLM.from_engine(engine_of(executor), INFO, None) as llm:
         assert llm.generate([5])
+        assert not executor.closed
+    assert executor.closed
     llm.close()
     with pytest.raises(EngineDeadError, match="closed"):
         llm.generate([5])

@@ -200,7 +200,9 @@ class LLM:
 
     def close(self) -> None:
         """Free the engine. Safe to call twice; using the LLM afterwards raises EngineDeadError."""
-        self._engine = None
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
 
     def __enter__(self) -> LLM:
         return self

@@ -148,8 +148,9 @@ class Door:
 
     def _resolve(self, params: SamplingParams) -> tuple[SamplingParams, tuple[int, ...]]:
         """The parameters as the engine takes them, and the ids that end an answer."""
-        if self._resolved is not None and self._resolved[0] is params:
-            return self._resolved[1:]
+        last = self._resolved  # read once: another thread may replace it
+        if last is not None and last[0] is params:
+            return last[1:]
         info = self.info
         params.check_vocab(info.vocab_size)
         if params.min_tokens > info.max_model_len:

@@ -152,6 +152,7 @@ def engine_main(config: EngineConfig, build: Build | None, folder: Path, num_cli
         gc.freeze()
         publish_all(Ready(info=msgspec.json.encode(info)))
         pump(engine, receive=receive, publish=publish)
+        engine.close()
     except OctavoError as error:
         publish_all(Failed(kind=type(error).__name__, message=str(error)))
         code = 1

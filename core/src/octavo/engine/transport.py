@@ -65,6 +65,7 @@ class ThreadTransport:
     def _run(self) -> None:
         try:
             pump(self._engine, receive=self._take, publish=self._publish)
+            self._engine.close()
         except Exception as error:  # the engine's own failure, told to the client as a process would tell it
             self._publish(self.client, Failed(kind="EngineError", message=describe(error)))
         self._ended = True
