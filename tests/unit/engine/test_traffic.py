@@ -18,12 +18,12 @@ POOLS = (
     (KVGroup(block_size=4, num_blocks=17),),
     (KVGroup(block_size=16, num_blocks=6),),
     (KVGroup(block_size=1, num_blocks=70),),
-    (KVGroup(block_size=4, num_blocks=18), KVGroup(block_size=4, num_blocks=15, window=7)),
+    (KVGroup(block_size=4, num_blocks=18), KVGroup(block_size=4, num_blocks=17, window=7)),
     (KVGroup(block_size=4, num_blocks=18), KVGroup(block_size=8, num_blocks=10, window=12)),
-    (KVGroup(block_size=4, num_blocks=15, window=1),),
+    (KVGroup(block_size=4, num_blocks=17, window=1),),
     (
         KVGroup(block_size=2, num_blocks=40),
-        KVGroup(block_size=2, num_blocks=25, window=5),
+        KVGroup(block_size=2, num_blocks=33, window=5),
         KVGroup(block_size=4, num_blocks=17),
     ),
 )
