@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from octavo.plugin import AttentionSpec, AttnBatch, AttnLayer, BatchLimits, KVSpec, KVView
-from octavo_cpu.attention import FEW, PIECE, PagedAttention
+from octavo_cpu.attention import PagedAttention
+from octavo_cpu.attention_plan import FEW, PIECE, Context, Plan
 from octavo_cpu.device import CpuDevice
 
 DEVICE = CpuDevice(num_threads=1)
@@ -168,12 +169,16 @@ def test_long_chunked_prefill_is_cut_into_pieces_that_see_their_context() -> Non
     Case(spec_of(window=100), [(150, PIECE + 45), (0, PIECE + 30)]).check()
 
 
+def contexts(plan: Plan) -> list[Context]:
+    return [r.context for r in plan.rows] + [p.keys for p in plan.pieces if isinstance(p.keys, Context)]
+
+
 def test_consecutive_blocks_are_read_in_place_and_give_the_same() -> None:
     spec = spec_of()
     for seqs in ([(130, 1)], [(31, 1), (31, 1)], [(40, FEW + 1)]):
         case = Case(spec, seqs, shuffle=False)
         plan = PagedAttention(spec, LIMITS, DEVICE).plan(case.batch, graph=False)
-        assert all(isinstance(work.blocks, slice) for work in (*plan.rows, *plan.pieces))
+        assert all(context.gathered is None for context in contexts(plan))
         case.check()
 
 

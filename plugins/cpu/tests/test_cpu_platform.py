@@ -16,6 +16,7 @@ from octavo.plugin import MemInfo, OpContext
 from octavo_cpu import host
 from octavo_cpu.activation import act_and_mul
 from octavo_cpu.device import CpuDevice
+from octavo_cpu.norm import add_rms_norm, rms_norm
 from octavo_cpu.ops import register
 from octavo_cpu.rope import qkv_norm_rope, rope, supports_qkv
 
@@ -147,7 +148,10 @@ class Registry:
 def test_the_index_registers_every_kernel() -> None:
     registry = Registry()
     register(registry)
-    assert registry.names == ["cpu_paged", "int4", "onednn", "rope", "qkv_norm_rope", "act_and_mul"]
+    assert registry.names == [
+        *("cpu_paged", "int4", "onednn"),
+        *("rms_norm", "add_rms_norm", "rope", "qkv_norm_rope", "act_and_mul"),
+    ]
 
 
 def rotated(x: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
@@ -181,6 +185,29 @@ def test_fused_rotation_refuses_models_with_norms() -> None:
     context = OpContext(op="qkv_norm_rope", dtype="float32", device_type="cpu", params={"norm": "head", "rotated": 64})
     assert "norms" in supports_qkv(context).reason
     assert not supports_qkv(OpContext(op="qkv_norm_rope", dtype="float32", device_type="cpu"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("weight_dtype", [torch.float32, torch.bfloat16])
+def test_norms_equal_float32_for_one_and_many_rows(dtype: torch.dtype, weight_dtype: torch.dtype) -> None:
+    g = torch.Generator().manual_seed(3)
+    tolerance = 1e-5 if dtype == torch.float32 and weight_dtype == dtype else 2e-2
+    weight = torch.randn(48, generator=g).to(weight_dtype)
+    for rows in (0, 1, 5):
+        x, residual = (torch.randn(rows, 48, generator=g).to(dtype) for _ in range(2))
+        total = (x + residual).float()
+        near = {"rtol": tolerance, "atol": tolerance}
+        expected = total * torch.rsqrt(total.square().mean(-1, keepdim=True) + 1e-5) * weight.float()
+        normed, added = add_rms_norm(x, residual, weight, 1e-5)
+        torch.testing.assert_close(normed.float(), expected, **near)
+        torch.testing.assert_close(added.float(), total, **near)
+        assert normed.dtype == dtype
+
+
+def test_norm_of_a_zero_row_without_epsilon_is_as_torch_has_it() -> None:
+    zero = torch.zeros(1, 8)
+    assert torch.equal(rms_norm(zero, torch.ones(8), 1e-5), zero)
+    assert rms_norm(zero, torch.ones(8), 0.0).isnan().all()
 
 
 @pytest.mark.parametrize("kind", ["silu", "gelu", "gelu_tanh"])

@@ -193,9 +193,9 @@ def int4(rows: Tensor, *, has_offset: bool) -> Matmul:
     zero = numbers[..., 1] + 8 * scale if has_offset else torch.zeros_like(scale)
     nibbles = blocks[..., head:]
     codes = torch.cat([nibbles & 15, nibbles >> 4], dim=-1).flatten(1).to(torch.int32)
-    weight = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1)
+    weight = torch._convert_weight_to_int4pack_for_cpu(codes, 1)
     scales = torch.stack([scale, zero], dim=-1).transpose(0, 1).contiguous().to(torch.bfloat16)
-    multiply = torch.ops.aten._weight_int4pack_mm_for_cpu.default
+    multiply = torch._weight_int4pack_mm_for_cpu
 
     def matmul(x: Tensor, bias: Tensor | None) -> Tensor:
         y: Tensor = multiply(x, weight, INT4_GROUP, scales)
