@@ -76,12 +76,15 @@ class Roster:
             seq.cached = match.length
         row = self.table.admit(seq, num_cached=match.length)
         self.filling.add(row)
-        self.running = np.append(self.running, row)
-        if self.by_priority:
-            rank = [self.table.sequence(r) for r in self.running.tolist()]
-            order = sorted(range(len(rank)), key=lambda i: (rank[i].submit.priority, rank[i].arrival))
-            self.running = self.running[order]
+        at = len(self.running)
+        while self.by_priority and at and self._rank(int(self.running[at - 1])) > self._rank(row):
+            at -= 1
+        self.running = np.insert(self.running, at, row)
         return row
+
+    def _rank(self, row: int) -> tuple[int, int]:
+        seq = self.table.sequence(row)
+        return seq.submit.priority, seq.arrival
 
     def preempt_last(self) -> None:
         """Put the last running sequence back into the queue. Needs all its tokens known: nothing in flight."""
