@@ -122,6 +122,12 @@ def test_rope_frequencies_are_no_weight_and_unknown_tensors_keep_their_name(llam
     assert "blk.0.attn_sinks.weight" in names
 
 
+def test_query_rows_that_the_heads_do_not_divide_are_an_error(llama: Writer) -> None:
+    path, _ = llama(metadata={"llama.attention.head_count": 5})
+    with pytest.raises(CheckpointError, match=r"tensor blk\.0\.attn_q\.weight has 64 rows for 5 heads"):
+        open_tensors(path)
+
+
 def test_tensors_come_in_file_order(llama: Writer) -> None:
     path, _ = llama("Q8_0")
     positions = [tensor.position for tensor in open_tensors(path)]

@@ -95,6 +95,7 @@ def _row_order(info: TensorInfo, arch: Architecture, header: GGUFHeader) -> torc
     heads = get(header, "attention.head_count")
     if parts["stem"] == "attn_k":
         heads = get(header, "attention.head_count_kv", heads)
-    if info.shape[0] % (2 * heads):
-        raise CheckpointError(f"tensor {info.name} has {info.shape[0]} rows for {heads} heads", path=str(info.path))
-    return torch.arange(info.shape[0]).reshape(heads, -1, 2).transpose(1, 2).reshape(-1)
+    rows = info.shape[0] if info.shape else 1
+    if rows % (2 * heads):
+        raise CheckpointError(f"tensor {info.name} has {rows} rows for {heads} heads", path=str(info.path))
+    return torch.arange(rows).reshape(heads, -1, 2).transpose(1, 2).reshape(-1)
