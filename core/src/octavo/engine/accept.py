@@ -24,13 +24,12 @@ class Accepted:
     any_ended: bool
 
 
-def accept(table: RequestTable, rows: Rows, tokens: Ints, counts: Ints) -> Accepted:
-    """Append sampled tokens [n, w] (first `counts` of each row valid) to their rows.
+def accept(table: RequestTable, rows: Rows, first: Ints, tokens: Ints, counts: Ints) -> Accepted:
+    """Append sampled tokens [n, w] (the leading `counts` of each row are valid) to their rows.
 
-    A row's first token follows its computed positions. Those that are known already (the step was scheduled before an
+    first [n]: positions of the first tokens. Those that are known already (the step was scheduled before an
     earlier step gave several tokens) are skipped; those behind a stop token or the limit are cut off.
     """
-    first = table.computed[rows]
     known = table.known[rows]
     if tokens.shape[1] == 1 and first.tobytes() == known.tobytes():
         return _accept_one(table, rows, tokens, known)

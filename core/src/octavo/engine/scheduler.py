@@ -112,14 +112,15 @@ class Scheduler:
                 roster.leaving[row] = False
         same = result.rows.tobytes() == launched.batch.rows.tobytes()
         rows = launched.rows if same else result.rows.astype(np.intp)
+        first = launched.ends if same else table.computed[rows]
         tokens, counts = result.tokens, result.counts
         if roster.leaving or result.errors:
             alive = table.alive[rows]
-            rows, tokens, counts = rows[alive], tokens[alive], counts[alive]
+            rows, first, tokens, counts = rows[alive], first[alive], tokens[alive], counts[alive]
         for block in result.prompt_logprobs:
             self._prompt_logprobs(block)
         if len(rows):
-            self._progress(rows, accept(table, rows, tokens, counts), result.logprobs)
+            self._progress(rows, accept(table, rows, first, tokens, counts), result.logprobs)
         for row in launched.prompts:
             if table.alive[row] and not table.samples[row] and table.computed[row] == table.prompt[row]:
                 self._finish(table.sequence(row), Finish.LENGTH)
@@ -241,14 +242,14 @@ class Scheduler:
         self.step += 1
         table.scheduled[rows] = ends
         table.last_step[rows] = self.step
-        released, table.released = tuple(table.released), []
+        released, table.released = table.released, []
         batch = Batch(
             step=self.step,
             rows=table.view(rows).rows32,
             starts=starts,
             counts=counts,
             samples=samples,
-            admits=tuple(start.admit for start in started),
+            admits=[start.admit for start in started],
             blocks=join_updates(entries),
             released=released,
         )
