@@ -66,8 +66,6 @@ class Scheduler:
         self.roster = Roster(groups, cache=cache, scheduler=scheduler, max_model_len=max_model_len)
         self.outbox = Outbox()
         self.step = 0
-        self._all = np.ones(scheduler.max_num_seqs, np.bool_)
-        self._all.setflags(write=False)
         self._decode_turn = False
         self._prefix_queries = self._prefix_hits = 0
         self._prompt_tokens = self._generation_tokens = self._aborts = 0
@@ -225,7 +223,7 @@ class Scheduler:
         rows, starts, counts, ends = plan.rows, plan.starts, plan.counts, plan.ends
         prompts: tuple[int, ...] = ()
         if plan.steady and not filling:
-            samples = self._all[: len(rows)]
+            samples = np.ones(len(rows), np.bool_)
             table.target[rows] = ends + 1
         else:
             rows = np.concatenate((rows, np.array([s.admit.row for s in started], np.intp)))

@@ -71,7 +71,7 @@ def open_sequence(submit: Submit, *, arrival: int, max_model_len: int, max_promp
         raise RequestError("the prompt must hold at least one token (int32 ids)", field="prompt")
     if submit.max_tokens < 0:
         raise RequestError(f"max_tokens must be at least 0, not {submit.max_tokens}", field="max_tokens")
-    prompt = np.frombuffer(submit.tokens, dtype="<i4").astype(np.int32, copy=False)
+    prompt = np.frombuffer(submit.tokens, dtype="<i4").astype(np.int32)  # a copy, as torch wants writable memory
     room = max_model_len - len(prompt)
     if room < min(1, submit.max_tokens):
         raise RequestTooLargeError(
