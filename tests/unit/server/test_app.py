@@ -194,7 +194,7 @@ async def test_case_G6_a_giant_prompt_does_not_hold_up_others(serve):
     for task, field in zip(tasks, ("prompt", "messages"), strict=True):
         error = (await task).json()["error"]
         assert (error["param"], error["code"]) == (field, "context_length_exceeded")
-    assert len(await stream) >= 100
+    assert (await stream)[-1]["choices"][0]["finish_reason"] == "length"
     assert slowest < 5.0  # generous: a loaded test machine; tokenizing on the loop takes longer still
 
 

@@ -192,7 +192,7 @@ async def test_the_models_sampling_defaults_yield_to_the_request(serve):
     await server.ask(PATH, {"prompt": "x", "top_p": 0.9, "seed": 7, "logit_bias": {"50": -3}, "bad_words": ["cat"]})
     (params,) = seen
     assert (params.temperature, params.top_p, params.repetition_penalty) == (0.0, 0.9, 1.2)
-    assert (params.max_tokens, params.seed, params.logit_bias, params.bad_words) == (16, 7, {50: -3.0}, ("cat",))
+    assert (params.seed, params.logit_bias, params.bad_words) == (7, {50: -3.0}, ("cat",))
 
 
 async def test_case_D8_an_error_in_a_stream_is_told_in_the_stream(serve):
@@ -222,3 +222,9 @@ async def test_more_logprobs_than_the_operator_allows_are_refused(serve):
     server = await serve(options=ServerOptions(max_logprobs=-1))
     (choice,) = (await server.ask(PATH, {"prompt": "x", "logprobs": -1, "max_tokens": 1}))["choices"]
     assert len(choice["logprobs"]["top_logprobs"][0]) == 384
+
+
+async def test_the_default_length_is_cut_to_the_room_that_is_left(serve):
+    server = await serve([40] * 99, max_model_len=64)
+    assert (await server.ask(PATH, {"prompt": [20] * 10}))["usage"]["completion_tokens"] == 16
+    assert (await server.ask(PATH, {"prompt": [20] * 60}))["usage"]["completion_tokens"] == 4

@@ -147,6 +147,12 @@ async def test_a_body_that_is_no_object_is_refused(serve, path, raw):
 
 
 @pytest.mark.anyio
+async def test_a_request_may_not_be_a_flood(serve):
+    server = await serve()
+    await server.refused(COMPLETIONS, {"prompt": ["x"] * 1000, "n": 1000}, field="n")
+
+
+@pytest.mark.anyio
 async def test_text_behind_the_body_is_refused(serve):
     server = await serve()
     await server.refused(COMPLETIONS, raw='{"prompt": "x"} {}', field=None)

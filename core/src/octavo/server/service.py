@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 
@@ -33,6 +33,9 @@ Outputs = AsyncGenerator[tuple[int, RequestOutput], None]
 INLINE_CHARACTERS = 8192
 """Text up to this long is tokenized at once (about a millisecond); longer text goes to a thread, so that the event
 loop goes on serving the other streams and /health."""
+
+MAX_SEQUENCES = 16384
+"""Prompts times answers of one request: every sequence costs memory here before the engine sees it."""
 
 
 class Service:
@@ -135,23 +138,27 @@ class Service:
         default_max_tokens: used where params.max_tokens is None, cut to the room that is left.
         """
         self.admit()
+        num_sequences = len(prompts) * params.n
+        if num_sequences > MAX_SEQUENCES:
+            raise RequestError(
+                f"{len(prompts)} prompts with {params.n} answers each are {num_sequences} sequences; at most "
+                f"{MAX_SEQUENCES} are allowed in one request",
+                field="n",
+            )
         # A request id may be in use twice at a time, so the engine sees it with a serial number.
         streams = [
-            cast(
-                AsyncGenerator[RequestOutput, None],
-                self.client.generate(
-                    prompt,
-                    params,
-                    request_id=f"{request_id}-{next(self._serial)}",
-                    priority=priority,
-                    cache_salt=cache_salt,
-                    add_special_tokens=add_special_tokens,
-                    default_max_tokens=default_max_tokens,
-                ),
+            self.client.generate(
+                prompt,
+                params,
+                request_id=f"{request_id}-{next(self._serial)}",
+                priority=priority,
+                cache_salt=cache_salt,
+                add_special_tokens=add_special_tokens,
+                default_max_tokens=default_max_tokens,
             )
             for prompt in prompts
         ]
-        return self._counted(merge(streams), num_sequences=len(prompts) * params.n)
+        return self._counted(merge(streams), num_sequences=num_sequences)
 
     async def _counted(self, outputs: Outputs, *, num_sequences: int) -> Outputs:
         self.num_live += num_sequences

@@ -33,6 +33,7 @@ from octavo.server.service import Outputs, Prompt, Service
 
 MAX_PROMPTS = 1024
 DEFAULT_MAX_TOKENS = 16
+"""OpenAI's; cut to the room that the prompt leaves, since nobody asked for it."""
 
 Pieces = AsyncGenerator[CompletionChoice, None]
 
@@ -49,13 +50,17 @@ async def create_completion(service: Service, call: Call) -> Reply:
     check_max_logprobs(body.logprobs, limit=limit, field="logprobs")
     check_max_logprobs(body.prompt_logprobs, limit=limit, field="prompt_logprobs")
 
-    max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-    if max_tokens == 0 and not body.echo and body.prompt_logprobs is None:
+    if body.max_tokens == 0 and not body.echo and body.prompt_logprobs is None:
         raise RequestError("max_tokens may be 0 only with echo or prompt_logprobs", field="max_tokens")
+    if body.max_tokens is None and (body.min_tokens or 0) > DEFAULT_MAX_TOKENS:
+        raise RequestError(
+            f"min_tokens is {body.min_tokens} and max_tokens {DEFAULT_MAX_TOKENS} by default: set both",
+            field="min_tokens",
+        )
     params = to_params(
         body,
         defaults=service.info.default_sampling,
-        max_tokens=max_tokens,
+        max_tokens=body.max_tokens,
         logprobs=body.logprobs,
         prompt_logprobs=most(body.prompt_logprobs, body.logprobs if body.echo else None),
         detokenize=service.client.tokenizer is not None,
@@ -67,6 +72,7 @@ async def create_completion(service: Service, call: Call) -> Reply:
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
         add_special_tokens=body.add_special_tokens is not False,
+        default_max_tokens=DEFAULT_MAX_TOKENS,
     )
     count = UsageCount()
     pieces = make_pieces(outputs, body, service, count=count, num_answers=params.n)
