@@ -1,0 +1,42 @@
+"""Trained, quantized checkpoints against transformers' own reading of the same file."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from octavo.testing.real_models import gemma3_gguf, smollm2_gguf
+
+pytestmark = [pytest.mark.slow, pytest.mark.real_model]
+
+TOLERANCE = 3e-4
+"""Of the spread of logits. Transformers' own float32 is 1e-4 from its float64 on these prompts; we are half as far."""
+
+
+def compare(paged, file: Path, lengths: tuple[int, ...], *, max_model_len: int, max_chunk: int) -> float:
+    """Largest difference of logits, relative to their spread."""
+    generator = random.Random(3)
+    prompts = [[generator.randrange(10, 40000) for _ in range(n)] for n in lengths]
+    model = paged(file, max_model_len=max_model_len)
+    theirs = AutoModelForCausalLM.from_pretrained(
+        str(file.parent), gguf_file=file.name, dtype=torch.float32, attn_implementation="eager"
+    )
+    worst = 0.0
+    with torch.inference_mode():
+        for got, tokens in zip(model.run(prompts, max_chunk=max_chunk), prompts, strict=True):
+            want = theirs(torch.tensor([tokens])).logits[0]
+            assert torch.equal(got.argmax(-1), want.argmax(-1))
+            worst = max(worst, float((got - want).abs().max() / want.std()))
+    return worst
+
+
+def test_smollm2_in_q4_1_equals_transformers(paged):
+    assert compare(paged, smollm2_gguf(), (60, 7), max_model_len=128, max_chunk=24) < TOLERANCE
+
+
+def test_gemma3_in_q4_k_m_equals_transformers_across_its_window(paged):
+    assert compare(paged, gemma3_gguf(), (560, 5), max_model_len=1024, max_chunk=200) < TOLERANCE
