@@ -45,13 +45,16 @@ class GroupTable:
         self.capacity = np.zeros(num_rows, np.int32)
         self.passed = np.zeros(num_rows, np.int32)
         self.published = [0] * num_rows
+        self._ones = np.ones(num_rows, np.int32)
 
-    def need(self, rows: Rows, ends: Ints) -> Need | None:
-        """What rows lack to hold positions below `ends`; None if nothing."""
+    def need(self, rows: Rows, ends: Ints, *, single: bool = False) -> Need | None:
+        """What rows lack to hold positions below `ends`; None if nothing. single: no row lacks more than one."""
         over = ends - self.capacity[rows]
         (short,) = np.nonzero(over > 0)
         if not len(short):
             return None
+        if single:
+            return Need(rows[short], self._ones[: len(short)], len(short))
         size = self.group.block_size
         counts: Ints = (over[short] + (size - 1)) // size
         return Need(rows[short], counts, int(counts.sum()))
@@ -195,9 +198,9 @@ class KVTables:
             )
         return updates
 
-    def need(self, rows: Rows, ends: Ints) -> list[Need | None]:
-        """Per group, what rows lack to hold positions below `ends`."""
-        return [table.need(rows, ends) for table in self.tables]
+    def need(self, rows: Rows, ends: Ints, *, single: bool = False) -> list[Need | None]:
+        """Per group, what rows lack to hold positions below `ends`. single: no row lacks more than one block."""
+        return [table.need(rows, ends, single=single) for table in self.tables]
 
     def fits(self, need: Many[Need | None]) -> bool:
         """Whether every group has the blocks."""

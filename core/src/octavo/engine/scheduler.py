@@ -79,7 +79,7 @@ class Scheduler:
             preempted = False
             while True:
                 plan = plan_running(roster.table, roster.running, kind, self.config, self.limits)
-                need = roster.kv.need(plan.rows, plan.ends)
+                need = roster.kv.need(plan.rows, plan.ends, single=plan.steady)
                 if roster.kv.fits(need):
                     break
                 if in_flight:
@@ -88,7 +88,7 @@ class Scheduler:
                 preempted = True
             entries = [updates] if (updates := roster.kv.extend(need)) else []
             # Those just put out would come straight back, to be put out again.
-            starts = [] if preempted else self._admit(plan, kind)
+            starts = [] if preempted or not len(roster.waiting) else self._admit(plan, kind)
             if len(plan.rows) or starts:
                 self._decode_turn = kind is Kind.MANY
                 return self._launch(plan, starts, entries + [start.blocks for start in starts])
@@ -185,9 +185,8 @@ class Scheduler:
 
     def _admit(self, plan: Plan, kind: Kind) -> list[Start]:
         """Start waiting sequences while there is room."""
-        roster, started = self.roster, list[Start]()
-        if not len(roster.waiting):
-            return started
+        roster = self.roster
+        started: list[Start] = []
         room = Room(plan, kind, self.config, self.limits)
         while room.budget and roster.table.free_rows and (seq := roster.waiting.head()):
             # One free block for each running sequence: else one of them is soon put out again.
