@@ -6,9 +6,10 @@ A request has n answers; the engine sees n sequences, each under its own handle 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -43,6 +44,7 @@ class Request:
         self.answers = answers
         self.handles = range(first.handle, first.handle + len(answers))
         self.ended = False
+        self._num_open = len(answers)
         self.num_cached_tokens = 0
         self.arrived_at = 0.0
         self.first_token_at: float | None = None
@@ -65,19 +67,20 @@ class Request:
             seed = derive_seed(first.seed, index)
             yield msgspec.structs.replace(first, handle=handle, params=params, seed=seed)
 
-    def add_prompt_logprobs(self, block: LogprobBlock, tokenizer: Tokenizer | None) -> None:
+    def add_prompt_logprobs(self, block: LogprobBlock, token_text: Callable[[int], str] | None) -> None:
         """Place one chunk's entries. A chunk may come twice (recompute after preemption)."""
         if self._prompt_logprobs is None:
             return
-        found = entries(block, None if tokenizer is None else tokenizer.token_text)
-        for position, entry in enumerate(found, start=block.start):
+        for position, entry in enumerate(entries(block, token_text), start=block.start):
             if 0 < position < len(self._prompt_logprobs):
                 self._num_prompt_logprobs_missing -= self._prompt_logprobs[position] is None
                 self._prompt_logprobs[position] = entry
 
     def news(self, outputs: list[CompletionOutput]) -> RequestOutput | None:
         """A delta with these outputs, or None while they must wait for the prompt's logprobs, which come first."""
-        self.ended = all(answer.finished for answer in self.answers)
+        for output in outputs:
+            self._num_open -= output.finish_reason is not None
+        self.ended = not self._num_open
         self._held += outputs
         if self._num_prompt_logprobs_missing > 0 and not self.ended:
             return None
@@ -111,6 +114,8 @@ class Frontend:
         self._client = client
         self._random = random.SystemRandom() if seed is None else random.Random(seed)
         self._next_handle = 1
+        # Logprobs name the same tokens over and over; their texts are worked out once.
+        self._token_text = None if tokenizer is None else functools.cache(tokenizer.token_text)
         self._live: dict[int, tuple[Request, Answer]] = {}
 
     def add(
@@ -138,6 +143,7 @@ class Frontend:
                 index=index,
                 params=params,
                 tokenizer=self._tokenizer,
+                token_text=self._token_text,
                 prompt_ids=prepared.token_ids,
                 silent_stops=() if params.ignore_eos else self._info.eos_token_ids,
             )
@@ -153,6 +159,7 @@ class Frontend:
 
         Handles that are not live any more are skipped: the engine learns of an abort or a stop string a step late.
         """
+        live = self._live
         items: list[tuple[Request, Item]] = []
         stopped: list[int] = []
         dropped: list[int] = []
@@ -174,9 +181,9 @@ class Frontend:
         ):
             new = tokens[offset : offset + count]
             offset += count
-            if handle not in self._live:
+            if handle not in live:
                 continue
-            request, answer = self._live[handle]
+            request, answer = live[handle]
             try:
                 output = answer.push(new, FINISHES[finish], blocks.get(handle))
             except Exception as error:  # whatever the tokenizer could not digest ends this request only
@@ -186,12 +193,16 @@ class Frontend:
                 failed.__cause__ = error
                 items.append((request, failed))
                 continue
-            request.num_cached_tokens = max(request.num_cached_tokens, cached)
+            if cached > request.num_cached_tokens:
+                request.num_cached_tokens = cached
             if answer.finished:
-                del self._live[handle]
-                if finish == Finish.RUNNING:
+                del live[handle]
+                if not finish:
                     stopped.append(handle)
-            touched.setdefault(request, []).append(output)
+            if request in touched:
+                touched[request].append(output)
+            else:
+                touched[request] = [output]
         for request, outputs in touched.items():
             news = request.news(outputs)
             if news is not None:
@@ -227,7 +238,7 @@ class Frontend:
             if not block.prompt:
                 blocks[block.handle] = block
             elif block.handle in self._live:
-                self._live[block.handle][0].add_prompt_logprobs(block, self._tokenizer)
+                self._live[block.handle][0].add_prompt_logprobs(block, self._token_text)
         return blocks
 
 

@@ -5,7 +5,7 @@ ids ──> detokenizer ──> stop strings ──> text that is safe to show
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from octavo.detokenizer import StopMatcher
@@ -40,6 +40,7 @@ class Answer:
         index: int,
         params: SamplingParams,
         tokenizer: Tokenizer | None,
+        token_text: Callable[[int], str] | None,
         prompt_ids: Sequence[int],
         silent_stops: Sequence[int],
     ) -> None:
@@ -49,7 +50,7 @@ class Answer:
         self.last_token_at = 0.0
         self._params = params
         self._silent_stops = frozenset(silent_stops)
-        self._token_text = None if tokenizer is None else tokenizer.token_text
+        self._token_text = token_text
         self._detokenizer = None
         if tokenizer is not None and params.detokenize:
             self._detokenizer = tokenizer.detokenizer(
@@ -57,9 +58,14 @@ class Answer:
             )
         self._matcher = StopMatcher(params.stop, include=params.include_stop_str_in_output) if params.stop else None
         self._sum = 0.0
+        self._plain = self._matcher is None and params.logprobs is None
 
     def push(self, tokens: list[int], finish: Finish, block: LogprobBlock | None) -> CompletionOutput:
         """What these tokens add. `finish` is the engine's word; a stop string found here overrules it."""
+        if self._plain and not finish:  # nearly every token of nearly every answer
+            self.num_tokens += len(tokens)
+            text = "" if self._detokenizer is None else self._detokenizer.push(tokens)
+            return CompletionOutput(self.index, text, tokens)
         shown = tokens
         if finish is Finish.STOP and not self._params.include_stop_str_in_output:
             shown = tokens[:-1]
