@@ -234,10 +234,18 @@ def test_row_that_fails_alone_does_not_hurt_the_others(drive, run_ahead):
     assert not d.failures[1].client_error
     assert "scripted failure" in d.failures[1].message
     assert len(d.tokens[0]) == len(d.tokens[2]) == 6
-    # What the failed row computed is not trusted: nobody may find it.
-    d.submit([11] * 12, handle=9, max_tokens=1)
+
+
+@both_depths
+@pytest.mark.parametrize(("step", "trusted"), [(1, 0), (2, 8), (9, 8)])
+def test_what_a_failed_row_computed_is_not_found_by_others(drive, run_ahead, step, trusted):
+    d = drive(run_ahead=run_ahead, fail_rows={step: [0]})
+    d.submit(range(1, 9), handle=0, max_tokens=20)
+    d.run().assert_clean()
+    assert d.finish[0] is Finish.ERROR
+    d.submit(range(1, 30), handle=1, max_tokens=1)
     d.run()
-    assert d.cached[9] <= 4
+    assert d.cached[1] == trusted
 
 
 @both_depths
