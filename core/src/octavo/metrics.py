@@ -1,4 +1,4 @@
-"""Prometheus metrics of one engine as its client sees it. Own registry, no globals; docs/ops.md lists them.
+"""Prometheus metrics of one engine as its client sees it. Own registry, no globals; docs/serving.md lists them.
 
 Names follow what dashboards for LLM servers already query, under our own prefix. Gauges and counters come from the
 engine's `Stats`; histograms from the life of each request, measured on the client's side.
