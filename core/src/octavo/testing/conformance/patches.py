@@ -33,9 +33,9 @@ def snapshot() -> dict[str, object]:
             if not attribute.startswith("__") and not isinstance(value, types.ModuleType):
                 note(found, f"{name}.{attribute}", value, home=name)
     for name in TORCH:
-        owner: Any = (
-            importlib.import_module("torch").Tensor if name == "torch.Tensor" else importlib.import_module(name)
-        )
+        module, _, cls = name.partition(":")
+        owner: Any = importlib.import_module(module)
+        owner = getattr(owner, cls) if cls else owner
         for attribute, value in vars(owner).items():
             if not attribute.startswith("_") and callable(value):
                 found[f"{name}.{attribute}"] = value

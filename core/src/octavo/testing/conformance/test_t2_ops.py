@@ -5,6 +5,7 @@ The samples hold what an op's contract allows: no token, one, many, strided rows
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +25,7 @@ def test_an_op_kernel_agrees_with_the_reference(subject: Subject, op: Kernel, dt
     fn = callable_of(op, subject, dtype)
     exact = KernelTable().bind(op.what, dtype="float32", device=device)
     with device.inference():
-        for sample in definition.samples(dtype):
+        for sample in supported(op, subject, dtype):
             expected_args = tree_map(widened, sample)
             expected = exact(*expected_args)
             args = on_device(sample, subject)
@@ -41,7 +42,7 @@ def test_a_graph_safe_kernel_can_be_replayed(subject: Subject, op: Kernel) -> No
     runner = subject.platform.make_graph_runner(subject.config, device)
     assert runner is not None
     with device.inference():
-        sample = next(iter(definition.samples(dtype)))
+        sample = supported(op, subject, dtype)[0]
         args = on_device(sample, subject)
         if op.inplace or differing(sample, inputs_after(definition, sample)):
             pytest.skip("works in place")
@@ -51,19 +52,39 @@ def test_a_graph_safe_kernel_can_be_replayed(subject: Subject, op: Kernel) -> No
 
 
 def callable_of(op: Kernel, subject: Subject, dtype: str) -> Callable[..., Any]:
-    """What the platform would bind for this kernel. Skips a dtype that the kernel refuses, if it says why."""
+    """What the platform would bind for this kernel."""
+    if op.provider != REFERENCE:
+        fn: Callable[..., Any] = op.fn
+        return fn
+    definition: OpDef = op.fn
+    parts = {part: subject.kernels.bind(part, dtype=dtype, device=subject.device) for part in definition.parts}
+    return definition.build(parts) if parts else definition.reference
+
+
+def supported(op: Kernel, subject: Subject, dtype: str) -> list[tuple[Any, ...]]:
+    """The op's samples that the kernel takes. Skips the test if there is none; a refusal must give its reason."""
+    definition = CATALOGUE[op.what]
+    samples = list(definition.samples(dtype))
     if op.provider == REFERENCE:
-        definition: OpDef = op.fn
-        parts = {part: subject.kernels.bind(part, dtype=dtype, device=subject.device) for part in definition.parts}
-        return definition.build(parts) if parts else definition.reference
+        return samples
     entry = next(p for p in subject.kernels.providers(op.what) if p.fn is op.fn)
-    answer = entry.supports(OpContext(op=op.what, dtype=dtype, device_type=subject.device.type))
-    assert isinstance(answer, Support), f"supports must return Support, not {answer!r}"
-    if not answer.ok:
-        assert answer.reason, "a refusal must carry a reason"
-        pytest.skip(f"refuses {dtype}: {answer.reason}")
-    fn: Callable[..., Any] = op.fn
-    return fn
+    names = list(inspect.signature(definition.reference).parameters)[1 if definition.parts else 0 :]
+    taken, reason = [], ""
+    for sample in samples:
+        # Static arguments are what a model gives as params when it binds the op.
+        given = zip(names, sample, strict=False)
+        params = {name: value for name, value in given if not isinstance(value, torch.Tensor)}
+        context = OpContext(op=op.what, dtype=dtype, device_type=subject.device.type, params=params)
+        answer = entry.supports(context)
+        assert isinstance(answer, Support), f"supports must return Support, not {answer!r}"
+        if answer.ok:
+            taken.append(sample)
+        else:
+            assert answer.reason, "a refusal must carry a reason"
+            reason = answer.reason
+    if not taken:
+        pytest.skip(f"refuses {dtype}: {reason}")
+    return taken
 
 
 def widened(value: Any) -> Any:

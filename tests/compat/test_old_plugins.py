@@ -1,0 +1,50 @@
+"""Plugins that were written for older plugin APIs still load, whatever has been added since."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from octavo.active_platform import ActivePlatform
+from octavo.config import EngineConfig
+from octavo.discovery import select
+from octavo.extensions import load_extensions
+from octavo.ops.bind import KernelTable
+from octavo.plugin import KVSpec, LinearSpec
+
+FOLDER = Path(__file__).parent / "plugin_api_0_1"
+SPEC = KVSpec(kind="full", num_kv_heads=2, head_dim=8, block_size=32, dtype="float32")
+LINEAR = LinearSpec(in_features=8, out_features=4, act_dtype="float32", out_dtype="float32")
+
+
+@pytest.fixture
+def vintage(monkeypatch: pytest.MonkeyPatch) -> ActivePlatform:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    return select("vintage", options={"speed": "3"}, extra={"vintage": "vintage_plugin"})
+
+
+def test_its_declarations_are_understood(vintage: ActivePlatform) -> None:
+    assert vintage.caps.extras == {"speed": 3}
+    config, lines = vintage.configure(EngineConfig())
+    assert config.cache.block_size == 32
+    assert lines == ["cache.block_size = 32: tiles of 32"]
+    env = vintage.launch(config).env
+    assert env is not None
+    assert env(1, 2) == {"VINTAGE_RANK": "1"}
+
+
+def test_its_kernels_are_bound(vintage: ActivePlatform) -> None:
+    device = vintage.make_device(0, EngineConfig())
+    table = KernelTable()
+    vintage.register_kernels(table, device)
+    assert table.linear_kernel(LINEAR, device).name == "vintage"
+    table.bind("greedy", dtype="float32", device=device)
+    assert [choice.provider for choice in table.choices] == ["vintage", "vintage"]
+    assert vintage.kv_layout(SPEC, device).order == "BNHC"
+
+
+def test_its_extensions_are_registered(vintage: ActivePlatform) -> None:
+    registry = load_extensions(vintage)
+    assert registry.models["vintage_lm"] == "vintage_models:VintageLM"
+    assert "vintage_bits" in registry.quant_formats.targets

@@ -1,0 +1,72 @@
+"""`octavo plugin list` and `octavo explain`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from octavo.cli import main
+from octavo.cli.table import columns, size
+from octavo.testing.tiny import make_model
+
+
+@pytest.fixture(autouse=True)
+def extra_platforms(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "crashing_platform.py").write_text("raise OSError('libacme.so: not found')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("OCTAVO_EXTRA_PLATFORMS", "refdev=octavo.testing.refdev,acme=crashing_platform")
+
+
+def test_list_shows_every_platform_and_why_one_is_broken() -> None:
+    result = CliRunner().invoke(main, ["plugin", "list"])
+    assert result.exit_code == 0
+    lines = {line.split()[0]: line for line in result.output.splitlines()}
+    assert set(lines) == {"NAME", "acme", "cpu", "refdev"}
+    assert "broken" in lines["acme"]
+    assert "libacme.so: not found" in lines["acme"]
+    assert "octavo-cpu" in lines["cpu"]
+    assert "ready" in lines["cpu"]
+    assert "reference device (1.0 GiB)" in lines["refdev"]
+
+
+def test_list_as_json() -> None:
+    result = CliRunner().invoke(main, ["plugin", "list", "--json"])
+    reports = {report["name"]: report for report in json.loads(result.output)}
+    assert reports["cpu"]["state"] == "ready"
+    assert reports["acme"]["state"] == "broken"
+    assert reports["refdev"]["devices"][0]["memory"] == 1 << 30
+
+
+def test_explain_shows_kernels_memory_and_limits(tmp_path: Path) -> None:
+    folder = make_model(tmp_path / "model", "gemma2", tokenizer=False)
+    flags = [str(folder), "--platform", "refdev", "--num-kv-blocks", "40", "--skip-tokenizer-init", "--enforce-eager"]
+    result = CliRunner().invoke(main, ["explain", "--json", *flags])
+    assert result.exit_code == 0, result.output
+    facts = json.loads(result.stdout)
+    providers = {kernel["op"]: kernel["provider"] for kernel in facts["kernels"]}
+    assert providers["attention"] == "refdev"
+    assert providers["rms_norm"] == "refdev"
+    assert providers["linear"] == "reference"
+    assert [group["kind"] for group in facts["kv"]["groups"]] == ["sliding", "full"]
+    assert facts["limits"]["max_num_seqs"] == 16
+
+    result = CliRunner().invoke(main, ["explain", *flags, "--kernel", "rms_norm=reference"])
+    [line] = [line for line in result.stdout.splitlines() if line.startswith("rms_norm ")]
+    assert "reference" in line
+    assert "refdev: --kernel rms_norm=reference" in line
+    assert "KV memory: " in result.stdout
+    assert "max_model_len" in result.stdout
+
+
+def test_columns_align_and_the_last_runs_free() -> None:
+    assert columns(("A", "B"), [("long", "x y"), ("s", "")]) == "A     B\nlong  x y\ns"
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (1 << 30, "1.0 GiB"), (1 << 42, "4.0 TiB")]
+)
+def test_sizes_for_people(num_bytes: int, text: str) -> None:
+    assert size(num_bytes) == text
