@@ -142,6 +142,12 @@ def test_a_unix_socket_serves_as_well(scripted_server, tmp_path):
     assert server.url == f"unix:{path}"
     with httpx.Client(transport=httpx.HTTPTransport(uds=path)) as client:
         assert client.get("http://octavo/health").status_code == 200
+    os.kill(server.pid, signal.SIGKILL)
+    server.wait(10)
+    assert Path(path).is_socket()
+    scripted_server(uds=path)
+    with httpx.Client(transport=httpx.HTTPTransport(uds=path)) as client:
+        assert client.get("http://octavo/health").status_code == 200
 
 
 def test_the_engine_does_not_outlive_a_killed_server(scripted_server):
@@ -166,6 +172,8 @@ def test_the_engine_does_not_outlive_a_killed_server(scripted_server):
         (["--api-key", ""], "--api-key"),
         (["--port", "{port}"], "choose another --host or --port"),
         (["--host", "256.1.1.1"], "choose another --host or --port"),
+        (["--uds", "/no/such/folder/s"], "--uds /no/such/folder/s"),
+        (["--uds", "/etc/passwd"], "--uds /etc/passwd"),
     ],
 )
 def test_a_start_that_cannot_work_ends_with_one_line(flags, said):

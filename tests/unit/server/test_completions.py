@@ -228,3 +228,28 @@ async def test_the_default_length_is_cut_to_the_room_that_is_left(serve):
     server = await serve([40] * 99, max_model_len=64)
     assert (await server.ask(PATH, {"prompt": [20] * 10}))["usage"]["completion_tokens"] == 16
     assert (await server.ask(PATH, {"prompt": [20] * 60}))["usage"]["completion_tokens"] == 4
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_one_bad_prompt_of_many_refuses_the_request_and_stops_the_others(serve, stream):
+    server = await serve([40] * 200, delay=0.002)
+    body = {"prompt": [[20], [21], [999999]], "max_tokens": 200, "stream": stream}
+    await server.refused(PATH, body, field="prompt")
+    await server.settled()
+    assert server.engine.stats.generation_tokens < 100
+
+
+async def test_a_stop_token_is_told_as_the_reason_and_kept_out_of_the_text(serve, tokenizer):
+    server = await serve([*tokenizer.encode("the cat"), 77, 40, 40])
+    (choice,) = (await server.both(PATH, {"prompt": "x", "stop_token_ids": [77]}))["choices"]
+    assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == ("the cat", "stop", 77)
+    body = {"prompt": "x", "stop_token_ids": [77], "include_stop_str_in_output": True}
+    (choice,) = (await server.both(PATH, body))["choices"]
+    assert choice["text"] == "the cat" + tokenizer.decode([77])
+
+
+@pytest.mark.parametrize("width", [1, 3])
+async def test_several_tokens_a_step_change_no_answer(serve, width):
+    server = await serve("the cat and the dog", width=width)
+    (choice,) = (await server.both(PATH, {"prompt": "x", "stop": ["dog"], "logprobs": 1, "max_tokens": 50}))["choices"]
+    assert (choice["text"], choice["stop_reason"]) == ("the cat and the ", "dog")

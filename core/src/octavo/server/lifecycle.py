@@ -10,11 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType
 
 import uvicorn
@@ -32,6 +34,7 @@ log = logging.getLogger("octavo.server")
 WATCH_S = 0.2
 MAX_DEATHS, DEATH_WINDOW_S = 3, 600.0
 """An engine that dies this often within the window is not restarted again: something is wrong with it."""
+MAX_SOCKET_PATH = 100
 FLUSH_S = 5.0
 """What responses get to be written out after the last request has ended."""
 
@@ -48,7 +51,11 @@ async def serve(
     Raises ConfigError if the address cannot be used, and what `start_engine` raises.
     """
     # Bound before the model is loaded: a port in use is found in milliseconds, not after minutes.
-    sockets = None if options.uds else [bind(options.host, options.port)]
+    sockets = None
+    if options.uds is None:
+        sockets = [bind(options.host, options.port)]
+    else:
+        check_socket_path(Path(options.uds))
     try:
         client = await EngineClient.connect(await start_engine(config, build=build))
     except BaseException:
@@ -173,6 +180,16 @@ def bind(host: str, port: int) -> socket.socket:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise ConfigError(f"cannot listen on {host}:{port} ({reason}); choose another --host or --port") from None
     return bound
+
+
+def check_socket_path(path: Path) -> None:
+    """Raise ConfigError where no socket can be made. One that a dead server left behind is replaced later."""
+    if path.exists() and not path.is_socket():
+        raise ConfigError(f"--uds {path}: there is a file of that name that is no socket")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise ConfigError(f"--uds {path}: the folder is missing or cannot be written")
+    if len(os.fsencode(path)) > MAX_SOCKET_PATH:
+        raise ConfigError(f"--uds {path}: the path is longer than the {MAX_SOCKET_PATH} bytes that sockets may have")
 
 
 def url(options: ServerOptions, sockets: list[socket.socket] | None) -> str:

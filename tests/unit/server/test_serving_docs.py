@@ -1,4 +1,4 @@
-"""docs/ops.md names every flag, metric, route and error code there is."""
+"""docs/serving.md names every flag, metric, route and error code there is."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from octavo.server import errors
 from octavo.server.app import ROUTES
 from octavo.server.options import ServerOptions
 
-OPS = (Path(__file__).parents[3] / "docs" / "ops.md").read_text()
+OPS = (Path(__file__).parents[3] / "docs" / "serving.md").read_text()
 
 
 @pytest.mark.parametrize("name", [name for parameter in serve.params for name in parameter.opts if "--" in name])
