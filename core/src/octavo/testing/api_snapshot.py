@@ -89,12 +89,12 @@ def own_init(function: Any) -> bool:
 def fields(cls: type) -> dict[str, str]:
     """Fields of a dataclass: type, and default if there is one."""
     found = {}
-    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+    for field in dataclasses.fields(cls):
         default = ""
         if field.default is not dataclasses.MISSING:
             default = f" = {field.default!r}" if not isinstance(field.default, frozenset) else named_set(field.default)
         elif field.default_factory is not dataclasses.MISSING:
-            default = f" = {field.default_factory.__name__}()"
+            default = f" = {getattr(field.default_factory, '__name__', 'factory')}()"
         found[field.name] = f"{field.type}{default}"
     return found
 

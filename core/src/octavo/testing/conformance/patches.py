@@ -33,8 +33,8 @@ def snapshot() -> dict[str, object]:
             if not attribute.startswith("__") and not isinstance(value, types.ModuleType):
                 note(found, f"{name}.{attribute}", value, home=name)
     for name in TORCH:
-        module, _, cls = name.partition(":")
-        owner: Any = importlib.import_module(module)
+        home, _, cls = name.partition(":")
+        owner: Any = importlib.import_module(home)
         owner = getattr(owner, cls) if cls else owner
         for attribute, value in vars(owner).items():
             if not attribute.startswith("_") and callable(value):

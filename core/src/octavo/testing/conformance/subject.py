@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,6 +14,9 @@ from octavo.discovery import select
 from octavo.ops.bind import REFERENCE, KernelTable
 from octavo.plugin import Device, PlatformCaps
 from octavo.testing.conformance.settings import Settings
+
+ENVIRONMENT = dict(os.environ)
+"""As it was before any plugin was imported here: what fresh processes start with."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,7 @@ class Subject:
         return table
 
     def ops(self) -> Iterator[Kernel]:
-        """Every registered op kernel, and every reference (its parts bound as the platform binds them)."""
+        """Every registered op kernel, and every reference."""
         from octavo.ops.catalogue import CATALOGUE
 
         table = self.kernels

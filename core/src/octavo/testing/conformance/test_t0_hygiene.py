@@ -10,8 +10,7 @@ import sys
 
 import pytest
 
-from octavo.discovery import PlatformLock, load
-from octavo.testing.conformance.subject import Subject
+from octavo.testing.conformance.subject import ENVIRONMENT, Subject
 
 HEAVY = ("torch", "transformers", "triton", "jax", "tensorflow", "numba")
 
@@ -38,7 +37,7 @@ def opened(subject: Subject) -> dict[str, object]:
 
 
 def run_fresh(code: str) -> dict[str, object]:
-    done = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, check=False)
+    done = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, check=False, env=ENVIRONMENT)
     assert done.returncode == 0, done.stderr.strip().splitlines()[-1]
     facts: dict[str, object] = json.loads(done.stdout.strip().splitlines()[-1])
     return facts
@@ -74,10 +73,6 @@ def test_platform_launch_is_answered(subject: Subject) -> None:
         assert all(isinstance(value, str) for value in launch.env(0, 1).values())
 
 
-def _open_in_child(lock: PlatformLock) -> str:
-    return load(lock).info.version
-
-
 def test_a_spawned_worker_can_load_the_locked_platform(subject: Subject) -> None:
     lock = subject.platform.lock
     assert pickle.loads(pickle.dumps(lock)) == lock
@@ -92,7 +87,7 @@ def test_a_spawned_worker_can_load_the_locked_platform(subject: Subject) -> None
 def test_nothing_outside_the_plugin_is_patched(subject: Subject) -> None:
     assert subject.platform is not None
     command = [sys.executable, "-m", "octavo.testing.conformance.patches", subject.name]
-    done = subprocess.run(command, text=True, capture_output=True, check=False)
+    done = subprocess.run(command, text=True, capture_output=True, check=False, env=ENVIRONMENT)
     assert done.returncode == 0, done.stderr.strip().splitlines()[-1]
     changed = json.loads(done.stdout.strip().splitlines()[-1])
     assert changed == [], f"loading the platform changed {', '.join(changed[:10])}"
