@@ -94,7 +94,7 @@ def test_bad_words_and_stop_strings_hold_for_a_real_model(llm: LLM) -> None:
     banned = next(tokenizer.token_text(t) for t in ids if tokenizer.token_text(t).isalpha())
     held = llm.generate("The weather", SamplingParams(temperature=0, max_tokens=12, bad_words=(banned,)))
     assert tokenizer.encode(banned)[0] not in held[0].outputs[0].token_ids
-    stopped = llm.generate("The weather", SamplingParams(temperature=0, max_tokens=12, stop=banned))[0].outputs[0]
+    stopped = llm.generate("The weather", SamplingParams(temperature=0, max_tokens=12, stop=(banned,)))[0].outputs[0]
     assert (stopped.stop_reason, stopped.finish_reason) == (banned, "stop")
     assert banned not in stopped.text
 

@@ -239,7 +239,8 @@ class EngineClient:
                 if isinstance(message, Deltas):
                     self._handle(message)
                 elif isinstance(message, Failed):
-                    raise EngineDeadError(f"the engine has died: {message.message}")
+                    exited = message.kind == EngineDeadError.__name__
+                    raise EngineDeadError(message.message if exited else f"the engine has died: {message.message}")
         except EngineDeadError as error:
             self._die(error)
         except Exception as error:  # a bug on this side must not leave readers waiting for ever
