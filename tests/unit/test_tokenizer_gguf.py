@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.errors import CheckpointError, UnsupportedModelError
-from octavo.gguf_metadata import read_gguf_metadata
 from octavo.gguf_tokenizer import SPLITS
 from octavo.testing.real_models import gemma3_gguf, smollm2_gguf
 from octavo.testing.tiny import DEFAULT
 from octavo.token_bytes import ALPHABET
 from octavo.tokenizer import Tokenizer, load_tokenizer
+from octavo.weights.gguf_header import read_header
 
 SPELL = {byte: char for char, byte in ALPHABET.items()}
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
@@ -205,32 +205,6 @@ def test_unsound_vocabularies_are_refused_by_file(
         load_tokenizer(write(model, **changes))
 
 
-def test_metadata_of_every_type_is_read_as_written(tmp_path: Path) -> None:
-    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
-    writer.add_int8("a", -3)
-    writer.add_uint64("b", 2**40)
-    writer.add_float32("c", 0.5)
-    writer.add_bool("d", True)
-    writer.add_string("e", "é")
-    writer.add_array("f", [1, -2, 3])
-    writer.add_array("g", ["x", "", "é"])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
-    found = read_gguf_metadata(tmp_path / "m.gguf")
-    assert found.pop("f").tolist() == [1, -2, 3]
-    assert found == {
-        "general.architecture": "llama",
-        "a": -3,
-        "b": 2**40,
-        "c": 0.5,
-        "d": True,
-        "e": "é",
-        "g": ["x", "", "é"],
-    }
-    assert list(read_gguf_metadata(tmp_path / "m.gguf", keep=lambda key: key in "cg")) == ["c", "g"]
-
-
 def test_files_cut_anywhere_are_checkpoint_errors(write: Callable[..., Path]) -> None:
     data = write().read_bytes()
     generator = random.Random(0)
@@ -238,7 +212,7 @@ def test_files_cut_anywhere_are_checkpoint_errors(write: Callable[..., Path]) ->
         path = write().with_name("cut.gguf")
         path.write_bytes(data[:length])
         with pytest.raises(CheckpointError, match=r"cut\.gguf"):
-            read_gguf_metadata(path)
+            load_tokenizer(path)
 
 
 @pytest.mark.parametrize("at", [4, 16, 24], ids=["version", "number of pairs", "length of a key"])
@@ -295,7 +269,7 @@ def gemma() -> tuple[Tokenizer, Any]:
     sentencepiece = pytest.importorskip("sentencepiece")
     pb: Any = pytest.importorskip("sentencepiece.sentencepiece_model_pb2")
     path = gemma3_gguf()
-    metadata = read_gguf_metadata(path)
+    metadata = read_header(path).metadata
     model = pb.ModelProto()
     model.trainer_spec.model_type = pb.TrainerSpec.BPE
     model.trainer_spec.byte_fallback = True

@@ -16,8 +16,8 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from octavo.errors import CheckpointError, UnsupportedModelError
-from octavo.gguf_metadata import read_gguf_metadata
 from octavo.tokenizer_backends import FastBackend, TokenizerParts
+from octavo.weights.gguf_header import read_header
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,10 @@ ENDS_OF_TURN = frozenset({"<|eot_id|>", "<|im_end|>", "<end_of_turn>"})
 def read_gguf_tokenizer(path: Path) -> TokenizerParts:
     """Build the tokenizer of a GGUF file. Raises CheckpointError for a bad file, UnsupportedModelError for a kind of
     vocabulary that is not known."""
-    metadata = read_gguf_metadata(path, keep=lambda key: key.startswith("tokenizer."))
+    metadata = dict(read_header(path).metadata)
+    for key in ("tokenizer.ggml.token_type", "tokenizer.ggml.scores"):
+        if key in metadata:
+            metadata[key] = np.array(metadata[key])
     model = metadata.get("tokenizer.ggml.model")
     tokens = metadata.get("tokenizer.ggml.tokens")
     if not tokens or model is None:
