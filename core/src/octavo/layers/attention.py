@@ -77,7 +77,7 @@ class Attention:
             num_kv_heads=kv_heads[1],
             head_dim=dim,
             rotated=0 if cos_sin is None else cos_sin.shape[1],
-            norm=options.qk_norm or "none",
+            norm=(options.qk_norm or "none") if self._q_norm else "none",
         )
         # A window that no sequence can outgrow is no window: such layers share the group of full attention.
         windowed = options.window is not None and options.window < ctx.limits.max_model_len
