@@ -134,6 +134,14 @@ def test_wrong_requests_are_refused_before_any_work(make: Any, prompts: Any, par
     assert llm.generate([5])[0].finished
 
 
+def test_wrong_priority_of_one_prompt_leaves_nothing_behind(make: Any) -> None:
+    llm = make(echo)
+    with pytest.raises(RequestError, match="priority"):
+        llm.generate([[5], [6]], LONG, priority=[0, 2**40])
+    results = llm.generate([[5], [6]], LONG, priority=[1, -1])
+    assert [r.outputs[0].token_ids for r in results] == [[5] * 40, [6] * 40]
+
+
 def test_lora_is_refused_by_name(make: Any) -> None:
     with pytest.raises(RequestError, match="lora_request"):
         make().generate([5], lora_request=object())

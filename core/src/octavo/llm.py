@@ -126,11 +126,8 @@ class LLM:
         params = per_prompt(sampling_params, len(batch), "sampling_params")
         priorities = per_prompt(priority, len(batch), "priority")
         # Everything is checked before the first request exists.
-        prepared = [self._prepare(*pair) for pair in zip(batch, params, strict=True)]
-        requests = [
-            self._frontend.add(one, request_id=self._new_id(), priority=rank or 0, cache_salt=salt)
-            for (one, salt), rank in zip(prepared, priorities, strict=True)
-        ]
+        prepared = [self._prepare(*each) for each in zip(batch, params, priorities, strict=True)]
+        requests = [self._frontend.add(one, request_id=self._new_id()) for one in prepared]
         mergers = {request: OutputMerger() for request in requests}
         with ProgressBar(len(requests), enabled=use_tqdm) as progress:
             for request, delta in self._run(requests):
@@ -142,8 +139,7 @@ class LLM:
         self, prompt: Prompt, sampling_params: SamplingParams | None = None
     ) -> Generator[RequestOutput, None, None]:
         """Answer one prompt as it is generated: each RequestOutput holds what is new. Closing the iterator aborts."""
-        prepared, salt = self._prepare(prompt, sampling_params)
-        request = self._frontend.add(prepared, request_id=self._new_id(), cache_salt=salt)
+        request = self._frontend.add(self._prepare(prompt, sampling_params), request_id=self._new_id())
         for _, delta in self._run([request]):
             yield delta
 
@@ -219,8 +215,8 @@ class LLM:
         self._num_requests += 1
         return str(self._num_requests - 1)
 
-    def _prepare(self, prompt: Prompt, params: SamplingParams | None) -> tuple[Prepared, str]:
-        """The prompt checked and tokenized, and its cache salt."""
+    def _prepare(self, prompt: Prompt, params: SamplingParams | None, priority: int | None = None) -> Prepared:
+        """The prompt in any of its forms, checked and tokenized."""
         self._live_engine()
         default_max_tokens = None
         if params is None:
@@ -229,7 +225,7 @@ class LLM:
             raise RequestError(
                 f"sampling_params must be SamplingParams, not {type(params).__name__}", field="sampling_params"
             )
-        salt, text = "", None
+        settings: dict[str, Any] = {"default_max_tokens": default_max_tokens, "priority": priority or 0}
         if isinstance(prompt, Mapping):
             unknown = set(prompt) - {"prompt", "prompt_token_ids", "cache_salt"}
             if unknown or not {"prompt", "prompt_token_ids"} & set(prompt):
@@ -237,10 +233,9 @@ class LLM:
                     f"a prompt dict has 'prompt' or 'prompt_token_ids' (and 'cache_salt'), not {sorted(prompt)}",
                     field="prompt",
                 )
-            salt, text = prompt.get("cache_salt", ""), prompt.get("prompt")
+            settings |= {"cache_salt": prompt.get("cache_salt", ""), "text": prompt.get("prompt")}
         content = prompt.get("prompt_token_ids", prompt.get("prompt")) if isinstance(prompt, Mapping) else prompt
-        prepared = self._frontend.door.prepare(content, params, text=text, default_max_tokens=default_max_tokens)
-        return prepared, salt
+        return self._frontend.door.prepare(content, params, **settings)
 
     def _run(self, requests: Sequence[Request]) -> Iterator[tuple[Request, RequestOutput]]:
         """Step the engine until these requests have ended. However it is left, nothing keeps running."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from octavo.engine.door import Prepared
 from octavo.engine.frontend import Frontend, Request
@@ -126,11 +126,16 @@ class EngineClient:
         """
         self._check_open()
         self.start()
-        prepared = await self._prepare(prompt, params, add_special_tokens, default_max_tokens)
-        self._check_open()
-        request = self._frontend.add(
-            prepared, request_id=request_id, priority=priority, lora=lora, cache_salt=cache_salt
+        prepared = await self._prepare(
+            prompt,
+            params,
+            add_special_tokens=add_special_tokens,
+            default_max_tokens=default_max_tokens,
+            priority=priority,
+            cache_salt=cache_salt,
         )
+        self._check_open()
+        request = self._frontend.add(prepared, request_id=request_id, lora=lora)
         mailbox = self._mailboxes[request] = Mailbox()
         self._idle.clear()
         self.metrics.on_arrival(request)
@@ -190,21 +195,10 @@ class EngineClient:
             await asyncio.gather(self._reader, return_exceptions=True)
         await self._transport.close()
 
-    async def _prepare(
-        self,
-        prompt: str | Sequence[int],
-        params: SamplingParams,
-        add_special_tokens: bool,
-        default_max_tokens: int | None,
-    ) -> Prepared:
-        def prepare() -> Prepared:
-            return self._frontend.door.prepare(
-                prompt, params, add_special_tokens=add_special_tokens, default_max_tokens=default_max_tokens
-            )
-
+    async def _prepare(self, prompt: str | Sequence[int], params: SamplingParams, **settings: Any) -> Prepared:
         if isinstance(prompt, Sequence) and len(prompt) > LONG_PROMPT:
-            return await asyncio.to_thread(prepare)
-        return prepare()
+            return await asyncio.to_thread(self._frontend.door.prepare, prompt, params, **settings)
+        return self._frontend.door.prepare(prompt, params, **settings)
 
     def _check_open(self) -> None:
         if self._error is not None:

@@ -17,7 +17,7 @@ import numpy as np
 
 from octavo.engine.info import ModelInfo
 from octavo.errors import RequestError, RequestTooLargeError
-from octavo.sampling.params import SamplingParams
+from octavo.sampling.params import SamplingParams, integer
 
 if TYPE_CHECKING:
     from octavo.tokenizer import Tokenizer
@@ -28,7 +28,7 @@ class Prepared:
     """A prompt and its parameters, checked.
 
     text: the prompt as given, None if it came as ids. params: as given. engine_params: what the engine needs of
-    them. eos: ids that end the answer. max_tokens: resolved, fits the context.
+    them. eos: ids that end the answer. max_tokens: resolved, fits the context. salt: of the prefix cache.
     """
 
     text: str | None
@@ -37,6 +37,8 @@ class Prepared:
     engine_params: SamplingParams
     eos: tuple[int, ...]
     max_tokens: int
+    priority: int
+    salt: bytes
 
 
 class Door:
@@ -55,13 +57,18 @@ class Door:
         *,
         add_special_tokens: bool = True,
         default_max_tokens: int | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
         text: str | None = None,
     ) -> Prepared:
         """Check and tokenize. `text` is shown as the prompt when it came as ids.
 
-        Raises RequestError naming the field ("prompt", "max_tokens" or a sampling field), RequestTooLargeError when
-        the prompt alone or with max_tokens exceeds the context.
+        Raises RequestError naming the field (an argument's name or a sampling field), RequestTooLargeError when the
+        prompt alone or with max_tokens exceeds the context.
         """
+        integer(priority, "priority", low=-(2**31), high=2**31 - 1)
+        if not isinstance(cache_salt, str):
+            raise RequestError(f"cache_salt must be a string, not {cache_salt!r}", field="cache_salt")
         engine_params, eos = self._resolve(params)
         if isinstance(prompt, str):
             text = prompt
@@ -82,6 +89,8 @@ class Door:
             engine_params=engine_params,
             eos=eos,
             max_tokens=self._room(len(token_ids), params.max_tokens, default_max_tokens),
+            priority=priority,
+            salt=cache_salt.encode("utf-8", "surrogatepass"),
         )
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:

@@ -22,7 +22,6 @@ from octavo.engine.messages import Abort, Deltas, Failure, Finish, Inbound, Logp
 from octavo.engine.output import Answer
 from octavo.errors import EngineError, RequestError
 from octavo.outputs import CompletionOutput, Logprob, RequestOutput
-from octavo.sampling.params import integer
 
 if TYPE_CHECKING:
     from octavo.tokenizer import Tokenizer
@@ -118,13 +117,8 @@ class Frontend:
         self._token_text = None if tokenizer is None else functools.cache(tokenizer.token_text)
         self._live: dict[int, tuple[Request, Answer]] = {}
 
-    def add(
-        self, prepared: Prepared, *, request_id: str, priority: int = 0, lora: int = 0, cache_salt: str = ""
-    ) -> Request:
-        """Register a request; its `submits()` go to the engine. Raises RequestError for a bad priority or salt."""
-        integer(priority, "priority", low=-(2**31), high=2**31 - 1)
-        if not isinstance(cache_salt, str):
-            raise RequestError(f"cache_salt must be a string, not {cache_salt!r}", field="cache_salt")
+    def add(self, prepared: Prepared, *, request_id: str, lora: int = 0) -> Request:
+        """Register a request; its `submits()` go to the engine."""
         params = prepared.params
         first = Submit(
             handle=self._next_handle,
@@ -134,9 +128,9 @@ class Frontend:
             max_tokens=prepared.max_tokens,
             seed=self._random.getrandbits(63) if params.seed is None else params.seed,
             eos=prepared.eos,
-            priority=priority,
+            priority=prepared.priority,
             lora=lora,
-            salt=cache_salt.encode("utf-8", "surrogatepass"),
+            salt=prepared.salt,
         )
         answers = [
             Answer(

@@ -169,3 +169,17 @@ def test_shared_parameters_are_resolved_once(door: Door) -> None:
 def test_lone_surrogate_is_refused(door: Door) -> None:
     with pytest.raises(RequestError, match="surrogate"):
         door.prepare("a\ud83d", SamplingParams())
+
+
+@pytest.mark.parametrize(
+    "settings", [{"priority": 2**40}, {"priority": True}, {"priority": "high"}, {"cache_salt": 5}, {"cache_salt": None}]
+)
+def test_bad_priority_and_salt_are_refused_by_name(door: Door, settings: dict[str, Any]) -> None:
+    with pytest.raises(RequestError) as caught:
+        door.prepare([5], SamplingParams(), **settings)
+    assert caught.value.field == next(iter(settings))
+
+
+def test_priority_and_salt_are_passed_on(door: Door) -> None:
+    prepared = door.prepare([5], SamplingParams(), priority=-3, cache_salt="é")
+    assert (prepared.priority, prepared.salt) == (-3, "é".encode())

@@ -249,10 +249,3 @@ def test_cached_tokens_and_prompt_come_with_the_first_delta(frontend: Frontend, 
     delta = only(frontend, deltas((request.handles[0], [5]), cached=16))
     assert (delta.num_cached_tokens, delta.prompt) == (16, "Once upon")
     assert delta.prompt_token_ids == request.prepared.token_ids
-
-
-@pytest.mark.parametrize(("priority", "salt"), [(2**40, ""), (True, ""), (0, 5)])
-def test_bad_priority_and_salt_are_refused(frontend: Frontend, priority: Any, salt: Any) -> None:
-    prepared = frontend.door.prepare([5], SamplingParams())
-    with pytest.raises(RequestError):
-        frontend.add(prepared, request_id="r", priority=priority, cache_salt=salt)
