@@ -205,7 +205,7 @@ def test_extra_platforms_come_from_the_environment(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("OCTAVO_EXTRA_PLATFORMS", "refdev=octavo.testing.refdev")
     assert select("refdev").name == "refdev"
     monkeypatch.setenv("OCTAVO_EXTRA_PLATFORMS", "refdev")
-    with pytest.raises(PlatformNotFoundError, match="OCTAVO_EXTRA_PLATFORMS must look like"):
+    with pytest.raises(ConfigError, match="OCTAVO_EXTRA_PLATFORMS must look like"):
         survey()
 
 

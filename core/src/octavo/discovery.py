@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 from octavo.active_platform import ActivePlatform, PlatformLock, Plugin
 from octavo.errors import (
+    ConfigError,
     PlatformAmbiguousError,
     PlatformBrokenError,
     PlatformError,
@@ -61,7 +62,8 @@ class _Candidate:
 
 
 def survey(*, exclude: Collection[str] = (), extra: Mapping[str, str] | None = None) -> list[PlatformReport]:
-    """Look at every installed platform without raising. Names in `exclude` are listed as skipped, unimported."""
+    """Look at every installed platform; a bad one becomes a state, not an error. Names in `exclude` are listed as
+    skipped, unimported. Raises ConfigError only for a malformed OCTAVO_EXTRA_PLATFORMS."""
     return [_examine(entry, skip=entry.name in exclude).report for entry in _entries(extra)]
 
 
@@ -100,7 +102,7 @@ def _entries(extra: Mapping[str, str] | None) -> list[EntryPoint]:
     for item in filter(None, os.environ.get(EXTRA, "").split(",")):
         name, equals, value = item.strip().partition("=")
         if not (name and equals and value):
-            raise PlatformNotFoundError(f"{EXTRA} must look like 'name=module,name=module', not {item!r}")
+            raise ConfigError(f"{EXTRA} must look like 'name=module,name=module', not {item!r}")
         named.setdefault(name, value)
     found = [EntryPoint(name=name, value=value, group=PLATFORMS) for name, value in named.items()]
     seen = {(entry.name, entry.value) for entry in found}

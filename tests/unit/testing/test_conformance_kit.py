@@ -1,0 +1,299 @@
+"""The kit lets good platforms pass and catches bad ones."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from octavo.cli.plugin import plugin
+from octavo.errors import ConfigError
+from octavo.testing.conformance.run import Result, level, run
+from octavo.testing.conformance.settings import read_settings, reason_for
+
+BASE = """
+import os
+from octavo.plugin import (
+    BatchKey, PlatformCaps, PlatformInfo, Probe, YES, hookimpl,
+)
+
+API = "0.1"
+
+@hookimpl
+def platform_info():
+    return PlatformInfo(name="bad", api=API, version="1", device_type="cpu")
+
+@hookimpl
+def platform_probe():
+    return Probe(available=True, score=50)
+
+@hookimpl
+def make_device(local_rank):
+    from octavo.plugin import MemInfo
+    from octavo.plugin.torch import TorchDevice
+    return TorchDevice("cpu", local_rank, memory=lambda: MemInfo(total=1 << 30, free=1 << 30))
+"""
+
+Check = Callable[..., Result]
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Check:
+    """Run tiers of the kit on the base platform with some source appended or replaced."""
+
+    def go(extra: str = "", *, tiers: str, replace: tuple[str, str] = ("", ""), settings: str = "") -> Result:
+        module = f"bad_platform_{next(_numbers)}"
+        source = (BASE + textwrap.dedent(extra)).replace(*replace) if replace[0] else BASE + textwrap.dedent(extra)
+        (tmp_path / f"{module}.py").write_text(source)
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        monkeypatch.setenv("OCTAVO_EXTRA_PLATFORMS", f"bad={module}")
+        monkeypatch.setenv("OMP_NUM_THREADS", "1")
+        config = tmp_path / "conformance.toml" if settings else None
+        if config is not None:
+            config.write_text(settings)
+        return run("bad", tiers=tiers.split(","), config=config, quiet=True)
+
+    return go
+
+
+def failures(result: Result) -> str:
+    assert not result.passed
+    return "\n".join(f"{test}: {message}" for test, message in result.data["failures"].items())
+
+
+@pytest.mark.slow
+def test_a_plain_platform_passes_the_lower_tiers(check: Check) -> None:
+    result = check(tiers="0,1")
+    assert result.data["failures"] == {}
+    assert result.passed
+    assert result.data["level"] == "none"
+
+
+def test_a_plugin_for_another_api_fails(check: Check) -> None:
+    found = failures(check(tiers="1", replace=('API = "0.1"', 'API = "0.99"')))
+    assert "PlatformIncompatibleError" in found
+    assert "0.99" in found
+
+
+PATCHES = """
+@hookimpl
+def register_kernels(registry):
+    import torch
+    import octavo.config
+    import octavo.engine.messages as messages
+    from octavo.ops.catalogue import CATALOGUE
+    from octavo.sampling.params import SamplingParams
+
+    octavo.config.check = lambda config: None
+    octavo.config.extra = 1
+    messages.int32.__code__ = messages.int64.__code__
+    SamplingParams.check_vocab = lambda self, vocab_size: None
+    CATALOGUE["rms_norm"] = CATALOGUE["greedy"]
+    torch.nn.functional.silu = torch.nn.functional.gelu
+"""
+
+
+@pytest.mark.slow
+def test_a_plugin_that_patches_is_caught_at_every_place(check: Check) -> None:
+    result = check(PATCHES, tiers="0")
+    assert list(result.data["failures"]) == ["test_t0_hygiene.py::test_nothing_outside_the_plugin_is_patched"]
+    found = failures(result)
+    for name in (
+        "octavo.config.check",
+        "octavo.config.extra",
+        "octavo.engine.messages.int32.__code__",
+        "octavo.sampling.params.SamplingParams.check_vocab",
+        "octavo.ops.catalogue.CATALOGUE['rms_norm']",
+        "torch.nn.functional.silu",
+    ):
+        assert name in found
+
+
+@pytest.mark.slow
+def test_a_heavy_import_and_an_environment_write_are_caught(check: Check) -> None:
+    found = failures(check("import torch\nos.environ['BAD_THREADS'] = '4'", tiers="0"))
+    assert "test_import_and_probe_load_nothing_heavy" in found
+    assert "test_import_and_probe_leave_the_environment_alone" in found
+
+
+def test_a_claimed_capture_that_is_not_there_is_caught(check: Check) -> None:
+    found = failures(check("@hookimpl\ndef platform_caps():\n    return PlatformCaps(graph='capture')", tiers="1"))
+    assert "test_capture_is_offered_exactly_if_claimed" in found
+
+
+def test_a_claimed_dtype_that_does_not_compute_is_caught(check: Check) -> None:
+    caps = "PlatformCaps(dtypes=('float32', 'int4'), default_dtype='float32')"
+    found = failures(check(f"@hookimpl\ndef platform_caps():\n    return {caps}", tiers="1"))
+    assert "test_every_claimed_dtype_computes[int4]" in found
+
+
+def test_a_capture_that_replays_old_results_is_caught(check: Check) -> None:
+    extra = """
+    @hookimpl
+    def platform_caps():
+        return PlatformCaps(graph="capture")
+
+    class Stale:
+        def keys(self, limits):
+            return [BatchKey(num_tokens=1, num_seqs=1)]
+        def prepare(self, key, fn):
+            return fn()
+        def run(self, handle):
+            return handle
+        def close(self):
+            pass
+
+    @hookimpl
+    def make_graph_runner():
+        return Stale()
+    """
+    assert "test_a_replayed_step_reads_its_inputs_again" in failures(check(extra, tiers="1"))
+
+
+WRONG_KERNELS = """
+@hookimpl
+def platform_caps():
+    return PlatformCaps(dtypes=("float32",), default_dtype="float32")
+
+def forgets_eps(x, weight, eps):
+    return x * x.pow(2).mean(-1, keepdim=True).rsqrt() * weight * 1.001
+
+def overwrites_its_input(ids, table, scale=None):
+    result = table[ids.long()] * (1.0 if scale is None else scale)
+    ids.zero_()
+    return result
+
+class Transposed:
+    name = "transposed"
+    @classmethod
+    def supports(cls, spec, device):
+        return YES
+    def prepare(self, weights, spec, device):
+        return weights["weight"] * 1.01
+    def apply(self, x, w, bias):
+        y = x @ w.T
+        return y if bias is None else y + bias
+
+@hookimpl
+def register_kernels(registry):
+    registry.op("rms_norm", forgets_eps, provider="hasty")
+    registry.op("embedding", overwrites_its_input, provider="greedy")
+    registry.linear(Transposed)
+"""
+
+
+@pytest.mark.slow
+def test_wrong_kernels_are_caught_by_name(check: Check) -> None:
+    result = check(WRONG_KERNELS, tiers="2")
+    found = failures(result)
+    assert "test_an_op_kernel_agrees_with_the_reference[rms_norm-hasty-float32]" in found
+    assert "test_an_op_kernel_agrees_with_the_reference[embedding-greedy-float32]" in found
+    assert "does not say inplace" in found
+    assert "test_a_linear_kernel_multiplies[linear-transposed-float32]" in found
+    assert "-reference-" not in found
+    assert result.data["native"] == ["linear"]
+    assert set(result.data["native_ops"]) == {"rms_norm", "embedding"}
+
+
+@pytest.mark.slow
+def test_known_failures_and_wider_tolerances_come_from_the_settings(check: Check) -> None:
+    settings = """
+    [tolerance]
+    rms_norm.float32 = 1e-2
+    linear.float32 = 5e-2
+    [xfail]
+    "test_t2_ops.py::*[embedding-greedy-*]" = "zeroes the ids until driver 5"
+    [skip]
+    "test_t2_linear.py::*packed*" = "no quantized weights yet"
+    "test_t9*" = "there is no such test"
+    """
+    result = check(WRONG_KERNELS, tiers="2", settings=textwrap.dedent(settings))
+    assert result.data["failures"] == {}
+    assert list(result.data["xfails"].values()) == ["zeroes the ids until driver 5"]
+    assert result.data["unused_patterns"] == ["test_t9*"]
+    assert "expected to fail" in result.summary()
+
+
+ATTENTION_OFF_BY_ONE = """
+@hookimpl
+def platform_caps():
+    return PlatformCaps(dtypes=("float32",), default_dtype="float32")
+
+@hookimpl
+def register_kernels(registry):
+    from octavo.testing.refdev_kernels import RefAttention
+    from dataclasses import replace
+
+    class ForgetsWindow(RefAttention):
+        name = "forgetful"
+        def __init__(self, spec, limits, device):
+            super().__init__(replace(spec, window=None), limits, device)
+
+    registry.attention(ForgetsWindow)
+"""
+
+
+@pytest.mark.slow
+def test_attention_that_ignores_its_window_is_caught(check: Check) -> None:
+    result = check(ATTENTION_OFF_BY_ONE, tiers="3")
+    assert all("window" in test and "forgetful" in test for test in result.data["failures"])
+    assert len(result.data["failures"]) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "expected"), [("cpu", "silver"), ("refdev", "bronze")])
+def test_the_platforms_in_this_repository_pass(name: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OCTAVO_EXTRA_PLATFORMS", "refdev=octavo.testing.refdev")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    result = run(name, quiet=True)
+    assert result.data["failures"] == {}
+    assert result.data["level"] == expected
+
+
+def test_levels_need_all_their_tiers_and_native_kernels() -> None:
+    clean = {"by_tier": {}, "native": ["attention", "linear"]}
+    assert level(clean, ["0", "1", "2", "3", "6"]) == "silver"
+    assert level(clean | {"native": ["attention"]}, ["0", "1", "2", "3", "6"]) == "bronze"
+    assert level(clean, ["0", "1"]) == "none"
+    assert level({"by_tier": {"2": {"failed": 1}}, "native": ["attention", "linear"]}, list("01236")) == "bronze"
+    assert level({"by_tier": {"6": {"failed": 1}}, "native": []}, list("01236")) == "none"
+
+
+def test_patterns_take_brackets_literally() -> None:
+    patterns = {"test_x.py::*[a-b]": "why"}
+    assert reason_for("test_x.py::test_y[a-b]", patterns) == ("test_x.py::*[a-b]", "why")
+    assert reason_for("test_x.py::test_ya", patterns) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("[tolerances]", "unknown section tolerances"), ("[skip]\nx = 1", "needs a reason"), ("[", "conformance.toml")],
+)
+def test_a_wrong_settings_file_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "conformance.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        read_settings(path)
+
+
+def test_the_command_writes_its_report_and_fails_with_the_kit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = tmp_path / "report.json"
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    result = CliRunner().invoke(plugin, ["check", "nope", "--tier", "1", "--json", "--report", str(report)])
+    assert result.exit_code == 1
+    data = json.loads(result.output)
+    assert "PlatformNotFoundError" in next(iter(data["failures"].values()))
+    assert json.loads(report.read_text()) == data
+
+
+def test_an_unknown_tier_is_a_usage_error() -> None:
+    result = CliRunner().invoke(plugin, ["check", "cpu", "--tier", "0,9"])
+    assert result.exit_code == 2
+    assert "9 (tiers are 0, 1, 2, 3, 6)" in result.output
