@@ -185,6 +185,32 @@ def test_urgent_request_takes_memory_from_one_of_less_priority(drive, run_ahead)
     assert d.tokens[1] == list(range(3, 19))
 
 
+def test_least_priority_is_preempted_though_it_came_first(drive):
+    d = drive(policy="priority", groups=small(8), caching=False)
+    d.submit([1] * 8, handle=0, priority=7, max_tokens=14)
+    d.step()
+    d.submit([2] * 8, handle=1, priority=0, max_tokens=14)
+    d.run().assert_clean()
+    assert d.stats.preemptions
+    assert d.finish_order == [1, 0]
+    admits = [a.token_ids[0] for b in d.batches for a in b.admits]
+    assert admits == [1, 2, 1]
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_long_answers_are_kept_whole(drive, hashed_script, width):
+    d = drive(hashed_script, groups=small(300), max_model_len=400, width=width)
+    for handle in range(3):
+        d.submit([handle + 1] * 3, handle=handle, max_tokens=90 + 100 * handle)
+    d.run()
+    for handle in range(3):
+        said = [handle + 1, handle + 1, handle + 1, *d.tokens[handle]]
+        d.submit([*said, 7], handle=10 + handle, max_tokens=1)
+        d.run().assert_clean()
+        # Found under names made of all its tokens but those of the last step: they were kept, in their places.
+        assert d.cached[10 + handle] >= (len(said) - width) // 4 * 4
+
+
 def test_shared_prefix_is_computed_once(drive):
     d = drive()
     prefix = list(range(1, 21))

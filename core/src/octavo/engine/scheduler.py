@@ -76,7 +76,6 @@ class Scheduler:
         if roster.by_priority and not self._make_room(in_flight):
             return None
         for kind in self._kinds():
-            preempted = False
             while True:
                 plan = plan_running(roster.table, roster.running, kind, self.config, self.limits)
                 need = roster.kv.need(plan.rows, plan.ends, single=plan.steady)
@@ -85,10 +84,8 @@ class Scheduler:
                 if in_flight:
                     return None
                 roster.preempt_last()
-                preempted = True
             entries = [updates] if (updates := roster.kv.extend(need)) else []
-            # Those just put out would come straight back, to be put out again.
-            starts = [] if preempted or not len(roster.waiting) else self._admit(plan, kind)
+            starts = self._admit(plan, kind) if len(roster.waiting) else []
             if len(plan.rows) or starts:
                 self._decode_turn = kind is Kind.MANY
                 return self._launch(plan, starts, entries + [start.blocks for start in starts])
