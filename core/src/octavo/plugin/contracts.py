@@ -232,11 +232,15 @@ class Communicator(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class BatchKey:
-    """One padded shape of a step. max_context 0: any."""
+    """One padded shape of a step. max_context, max_q_len: longest context and most query tokens of a sequence, 0: any.
+
+    max_q_len 1 is a decode step: token i belongs to sequence i.
+    """
 
     num_tokens: int
     num_seqs: int
     max_context: int = 0
+    max_q_len: int = 0
 
 
 Handle = Any

@@ -46,13 +46,14 @@ class Shapes:
             captured=tuple(sorted(captured, key=lambda k: (k.num_tokens, k.num_seqs, k.max_context))),
         )
 
-    def choose(self, num_tokens: int, num_seqs: int, max_context: int) -> tuple[BatchKey, bool]:
-        """(padded shape, whether it is captured) for a step of these sizes. max_context 0 in a key: any."""
+    def choose(self, num_tokens: int, num_seqs: int, max_context: int, max_q_len: int) -> tuple[BatchKey, bool]:
+        """(padded shape, whether it is captured) for a step of these sizes."""
         for key in self.captured:
             if (
                 key.num_tokens >= num_tokens
                 and key.num_seqs >= num_seqs
                 and (key.max_context == 0 or key.max_context >= max_context)
+                and (key.max_q_len == 0 or key.max_q_len >= max_q_len)
             ):
                 return key, True
         if self.buckets is not None:

@@ -104,7 +104,7 @@ class ModelRunner:
                 self.scorer.admit(admit)
             self.table.update(batch.blocks)
             max_context = int((batch.starts + batch.counts).max())
-            key, captured = self.shapes.choose(batch.num_tokens, batch.num_seqs, max_context)
+            key, captured = self.shapes.choose(batch.num_tokens, batch.num_seqs, max_context, int(batch.counts.max()))
             inputs = self.buffers.fill(batch, key)
             outputs = self._replay(inputs) if captured else self._compute(inputs)
             sampled = self._sample(batch, inputs, outputs)
@@ -164,7 +164,14 @@ class ModelRunner:
         return outputs
 
     def _static_batches(self, inputs: StepInputs, tensors: Sequence[tuple[Tensor, Tensor]]) -> list[AttnBatch]:
-        return [inputs.attention(slots, table) for slots, table in tensors]
+        """What plans of a recorded step see: the shape's bounds, not this step's sizes, since replays must not differ."""
+        key = inputs.key
+        bounds = {
+            "num_decodes": key.num_seqs if key.max_q_len == 1 else 0,
+            "max_q_len": key.max_q_len or key.num_tokens,
+            "max_kv_len": key.max_context or self.shapes.limits.max_model_len,
+        }
+        return [replace(inputs.attention(slots, table), **bounds) for slots, table in tensors]
 
     def _record(self, inputs: StepInputs) -> Captured:
         device = self.ctx.torch_device
