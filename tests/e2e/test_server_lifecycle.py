@@ -136,6 +136,23 @@ def test_case_G1_closing_the_connection_aborts_the_request(scripted_server, read
         assert read_metric(server.url, "kv_cache_usage_perc") == 0
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 1)])
+def test_a_signal_during_the_start_leaves_no_process_and_no_folder(tmp_path, number, code):
+    environment = os.environ | {"TMPDIR": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    command = [OCTAVO, "serve", "--port", "0", "--platform", "cpu"]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    wait_until(lambda: list(tmp_path.glob("octavo-*")), 60)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    wait_until(lambda: children.read_text(), 60)
+    started = children.read_text().split()
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert out == b""
+    assert list(tmp_path.glob("octavo-*")) == []
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in started))
+
+
 def test_a_unix_socket_serves_as_well(scripted_server, tmp_path):
     path = str(tmp_path / "s")
     server = scripted_server(uds=path)

@@ -35,6 +35,7 @@ WATCH_S = 0.2
 MAX_DEATHS, DEATH_WINDOW_S = 3, 600.0
 """An engine that dies this often within the window is not restarted again: something is wrong with it."""
 MAX_SOCKET_PATH = 100
+EXIT_TERMINATED = 128 + signal.SIGTERM
 FLUSH_S = 5.0
 """What responses get to be written out after the last request has ended."""
 
@@ -45,8 +46,9 @@ OnReady = Callable[[Service, str], None]
 async def serve(
     config: EngineConfig, options: ServerOptions, *, on_ready: OnReady | None = None, build: Build | None = None
 ) -> int:
-    """Serve until a signal or the engine's end. Returns the exit code: 0 after a signal, 1 after a dead engine.
+    """Serve until a signal or the engine's end.
 
+    Returns the exit code: 0 after a signal, 1 after a dead engine, 143 if SIGTERM came before it served.
     build: what makes the engine inside its process (None: `octavo.launch.build_engine`).
     Raises ConfigError if the address cannot be used, and what `start_engine` raises.
     """
@@ -56,12 +58,15 @@ async def serve(
         sockets = [bind(options.host, options.port)]
     else:
         check_socket_path(Path(options.uds))
+    client = None
     try:
-        client = await EngineClient.connect(await start_engine(config, build=build))
-    except BaseException:
-        for bound in sockets or ():
-            bound.close()
-        raise
+        client = await start_client(config, build)
+    finally:
+        if client is None:
+            for bound in sockets or ():
+                bound.close()
+    if client is None:
+        return EXIT_TERMINATED
     service = Service(client, options)
     server = HttpServer(service, on_ready=on_ready)
     watch = asyncio.create_task(watch_engine(service, server, config, build))
@@ -72,6 +77,23 @@ async def serve(
         await asyncio.gather(watch, return_exceptions=True)
         await service.client.shutdown()
     return 1 if server.engine_lost else 0
+
+
+async def start_client(config: EngineConfig, build: Build | None) -> EngineClient | None:
+    """A client of a new engine; None if SIGTERM came before that was ready, and nothing is left of it."""
+    loop = asyncio.get_running_loop()
+    starting = asyncio.create_task(start_engine(config, build=build))
+    loop.add_signal_handler(signal.SIGTERM, starting.cancel)
+    try:
+        return await EngineClient.connect(await starting)
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():  # Ctrl-C: whoever runs the loop deals with it
+            raise
+        log.info("stopped before the engine was ready")
+        return None
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)
 
 
 class HttpServer(uvicorn.Server):
