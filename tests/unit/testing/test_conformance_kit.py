@@ -72,7 +72,7 @@ def test_a_plain_platform_passes_the_lower_tiers(check: Check) -> None:
     result = check(tiers="0,1")
     assert result.data["failures"] == {}
     assert result.passed
-    assert result.data["level"] == "none"
+    assert result.data["level"].startswith("not judged")
 
 
 def test_a_plugin_for_another_api_fails(check: Check) -> None:
@@ -261,7 +261,7 @@ def test_levels_need_all_their_tiers_and_native_kernels() -> None:
     clean = {"by_tier": {}, "native": ["attention", "linear"]}
     assert level(clean, ["0", "1", "2", "3", "6"]) == "silver"
     assert level(clean | {"native": ["attention"]}, ["0", "1", "2", "3", "6"]) == "bronze"
-    assert level(clean, ["0", "1"]) == "none"
+    assert level(clean, ["0", "1"]).startswith("not judged")
     assert level({"by_tier": {"2": {"failed": 1}}, "native": ["attention", "linear"]}, list("01236")) == "bronze"
     assert level({"by_tier": {"6": {"failed": 1}}, "native": []}, list("01236")) == "none"
 

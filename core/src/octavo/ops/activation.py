@@ -34,4 +34,9 @@ def _samples(dtype: str) -> Iterable[tuple[Any, ...]]:
             yield gaussian(tokens, 2 * width, dtype=dtype, seed=tokens, scale=2.0), kind
 
 
-define(OpDef(name="act_and_mul", reference=act_and_mul, samples=_samples, tolerance=DEFAULT_TOLERANCE))
+def _params(sample: tuple[Any, ...]) -> dict[str, object]:
+    x, kind = sample
+    return {"kind": kind, "size": x.shape[-1] // 2}
+
+
+define(OpDef(name="act_and_mul", reference=act_and_mul, samples=_samples, tolerance=DEFAULT_TOLERANCE, params=_params))

@@ -14,6 +14,7 @@ class OpDef:
     reference: the plain-PyTorch function; its docstring is the op's contract (shapes, units, in-place or not).
     samples: (dtype) -> argument tuples that cover its shapes, for conformance tests; made with a fixed seed.
     tolerance: absolute and relative error allowed against the float32 reference, by dtype name.
+    params: sample arguments -> what a model says of them when it binds the op (`OpContext.params`).
     parts: for a composite, names of the ops it is made of; then `reference(ops, ...)` takes them, bound, first.
     """
 
@@ -21,6 +22,7 @@ class OpDef:
     reference: Callable[..., Any]
     samples: Callable[[str], Iterable[tuple[Any, ...]]]
     tolerance: Mapping[str, float] = field(default_factory=dict)
+    params: Callable[[tuple[Any, ...]], Mapping[str, object]] = lambda sample: {}
     parts: tuple[str, ...] = ()
 
     def build(self, bound: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:

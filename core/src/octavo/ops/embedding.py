@@ -47,5 +47,21 @@ def _logits_samples(dtype: str) -> Iterable[tuple[Any, ...]]:
             yield x, scale, softcap
 
 
-define(OpDef(name="embedding", reference=embedding, samples=_embedding_samples, tolerance=DEFAULT_TOLERANCE))
-define(OpDef(name="logits", reference=logits, samples=_logits_samples, tolerance=DEFAULT_TOLERANCE))
+define(
+    OpDef(
+        name="embedding",
+        reference=embedding,
+        samples=_embedding_samples,
+        tolerance=DEFAULT_TOLERANCE,
+        params=lambda sample: {"size": sample[1].shape[-1]},
+    )
+)
+define(
+    OpDef(
+        name="logits",
+        reference=logits,
+        samples=_logits_samples,
+        tolerance=DEFAULT_TOLERANCE,
+        params=lambda sample: {"scaled": sample[1] is not None, "softcap": sample[2]},
+    )
+)

@@ -52,10 +52,23 @@ def _add_rms_norm_samples(dtype: str) -> Iterable[tuple[Any, ...]]:
         yield x, residual, 1 + gaussian(width, seed=4), 1e-6
 
 
-define(OpDef(name="rms_norm", reference=rms_norm, samples=_rms_norm_samples, tolerance=DEFAULT_TOLERANCE))
+def _size(sample: tuple[Any, ...]) -> dict[str, object]:
+    return {"size": sample[0].shape[-1]}
+
+
+define(
+    OpDef(
+        name="rms_norm",
+        reference=rms_norm,
+        samples=_rms_norm_samples,
+        tolerance=DEFAULT_TOLERANCE,
+        params=_size,
+    )
+)
 define(
     OpDef(
         name="add_rms_norm",
+        params=_size,
         reference=add_rms_norm,
         samples=_add_rms_norm_samples,
         tolerance=DEFAULT_TOLERANCE,

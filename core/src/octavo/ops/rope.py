@@ -94,10 +94,24 @@ def _qkv_samples(dtype: str) -> Iterable[tuple[Any, ...]]:
         yield qkv, positions, None, *weights, 1e-6, heads, kv_heads
 
 
+def _qkv_params(sample: tuple[Any, ...]) -> dict[str, object]:
+    qkv, _, cos_sin, q_weight, _, _, num_heads, num_kv_heads = sample
+    head_dim = qkv.shape[1] // (num_heads + 2 * num_kv_heads)
+    norm = "none" if q_weight is None else "head" if q_weight.shape[0] == head_dim else "row"
+    return {
+        "num_heads": num_heads,
+        "num_kv_heads": num_kv_heads,
+        "head_dim": head_dim,
+        "rotated": 0 if cos_sin is None else cos_sin.shape[1],
+        "norm": norm,
+    }
+
+
 define(OpDef(name="rope", reference=rope, samples=_rope_samples, tolerance=DEFAULT_TOLERANCE))
 define(
     OpDef(
         name="qkv_norm_rope",
+        params=_qkv_params,
         reference=qkv_norm_rope,
         samples=_qkv_samples,
         tolerance=DEFAULT_TOLERANCE,

@@ -73,8 +73,9 @@ def run(name: str, *, tiers: Sequence[str] = TIERS, config: Path | None = None, 
 
 def level(data: dict[str, Any], tiers: Sequence[str]) -> str:
     """bronze: serves correctly on any kernels; silver: own attention and linear kernels, all kernels right."""
-    failed = {tier for tier, outcomes in data["by_tier"].items() if outcomes.get("failed")}
-    good = set(tiers) - failed
+    if not set(tiers) >= BRONZE:
+        return f"not judged (it takes tiers {', '.join(sorted(BRONZE))} at least)"
+    good = set(tiers) - {tier for tier, outcomes in data["by_tier"].items() if outcomes.get("failed")}
     if good >= SILVER and set(data["native"]) >= NATIVE:
         return "silver"
     return "bronze" if good >= BRONZE else "none"

@@ -5,7 +5,7 @@ The samples hold what an op's contract allows: no token, one, many, strided rows
 
 from __future__ import annotations
 
-import inspect
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -31,6 +31,14 @@ def test_an_op_kernel_agrees_with_the_reference(subject: Subject, op: Kernel, dt
             args = on_device(sample, subject)
             close(fn(*args), expected, allowed, what=describe(sample))
             check_inputs(op, sample, args, touched=differing(tree_map(widened, sample), expected_args))
+
+
+def test_an_op_kernel_is_good_for_something(subject: Subject, op: Kernel) -> None:
+    for dtype in subject.caps.dtypes:
+        with contextlib.suppress(pytest.skip.Exception):
+            if supported(op, subject, dtype):
+                return
+    pytest.fail("refuses every sample in every claimed dtype, so nothing can be said of it")
 
 
 def test_a_graph_safe_kernel_can_be_replayed(subject: Subject, op: Kernel) -> None:
@@ -67,12 +75,9 @@ def supported(op: Kernel, subject: Subject, dtype: str) -> list[tuple[Any, ...]]
     if op.provider == REFERENCE:
         return samples
     entry = next(p for p in subject.kernels.providers(op.what) if p.fn is op.fn)
-    names = list(inspect.signature(definition.reference).parameters)[1 if definition.parts else 0 :]
     taken, reason = [], ""
     for sample in samples:
-        # Static arguments are what a model gives as params when it binds the op.
-        given = zip(names, sample, strict=False)
-        params = {name: value for name, value in given if not isinstance(value, torch.Tensor)}
+        params = definition.params(sample)
         context = OpContext(op=op.what, dtype=dtype, device_type=subject.device.type, params=params)
         answer = entry.supports(context)
         assert isinstance(answer, Support), f"supports must return Support, not {answer!r}"
