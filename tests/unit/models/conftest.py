@@ -31,7 +31,7 @@ PADDING = 2
 
 
 class PagedModel:
-    """A loaded model with its KV cache. `step` takes new tokens of some sequences and returns their logits."""
+    """A loaded model with its KV cache. `step` takes new tokens of some sequences."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class PagedModel:
 
     @torch.inference_mode()
     def step(self, work: Sequence[tuple[int, Sequence[int]]]) -> list[torch.Tensor]:
-        """work: (sequence, its next tokens), decodes first. Returns float32 [n, vocab] for each."""
+        """work: (sequence, its next tokens), decodes first. Returns hidden states [n, hidden] for each."""
         ids, positions = [0] * PADDING, [0] * PADDING
         ids[:0] = [token for _, tokens in work for token in tokens]
         starts = [self.lengths.get(seq, 0) for seq, _ in work]
@@ -96,9 +96,8 @@ class PagedModel:
             for backend, group in zip(attention.backends, attention.kv_of_spec, strict=True)
         ]
         state = StepState(positions=torch.tensor(positions), plans=plans, kv=self.kv)
-        logits = self.model.logits(self.model.forward(torch.tensor(ids), state))
-        assert logits.dtype == torch.float32
-        return list(logits[: sum(counts)].split(counts))
+        hidden = self.model.forward(torch.tensor(ids), state)
+        return list(hidden[: sum(counts)].split(counts))
 
     def _grow(self, seq: int, length: int) -> None:
         tables = self.tables.setdefault(seq, [[] for _ in self.groups])
@@ -135,8 +134,10 @@ class PagedModel:
             kv_lens_host=kv_lens,
         )
 
-    def run(self, prompts: Sequence[Sequence[int]], *, max_chunk: int = 12) -> list[torch.Tensor]:
-        """Logits of all positions of all prompts, by random steps: some sequences advance one token, some a chunk."""
+    @torch.inference_mode()
+    def run(self, prompts: Sequence[Sequence[int]], *, max_chunk: int = 12, last: int = 0) -> list[torch.Tensor]:
+        """Logits of the `last` positions (0: all) of all prompts, by random steps: some sequences advance one token,
+        some a chunk."""
         out: list[list[torch.Tensor]] = [[] for _ in prompts]
         done = [0] * len(prompts)
         while any(d < len(p) for d, p in zip(done, prompts, strict=True)):
@@ -145,10 +146,10 @@ class PagedModel:
             sizes = {i: self.random.choice((1, 1, self.random.randint(1, max_chunk))) for i in chosen}
             chosen.sort(key=lambda i: sizes[i] > 1)
             work = [(i, prompts[i][done[i] : done[i] + sizes[i]]) for i in chosen]
-            for (i, tokens), logits in zip(work, self.step(work), strict=True):
-                out[i].append(logits)
+            for (i, tokens), hidden in zip(work, self.step(work), strict=True):
+                out[i].append(hidden)
                 done[i] += len(tokens)
-        return [torch.cat(parts) for parts in out]
+        return [self.model.logits(torch.cat(parts)[-last:]) for parts in out]
 
 
 @pytest.fixture
