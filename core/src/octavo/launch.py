@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from pathlib import Path
 
 from octavo.active_platform import ActivePlatform, PlatformLock
 from octavo.config import EngineConfig
 from octavo.discovery import load, select
 from octavo.engine.info import ModelInfo
 from octavo.engine.loop import EngineLoop
+from octavo.errors import ConfigError
 from octavo.features import negotiate
 from octavo.runner.worker import Progress, Worker, build_worker
-from octavo.tokenizer import Tokenizer, load_tokenizer
 from octavo.weights.source import ModelSource
 
 log = logging.getLogger("octavo.launch")
@@ -31,6 +30,10 @@ SAMPLING_DEFAULTS = {
 
 def activate(config: EngineConfig, lock: PlatformLock | None = None) -> tuple[EngineConfig, ActivePlatform]:
     """The platform (chosen, or exactly the locked one) and the config after its patches. Logs every change."""
+    if config.parallel.tensor_parallel_size > 1:
+        raise ConfigError(
+            "tensor_parallel_size: this version starts one worker; leave it at 1 (models and layers can already be sliced)"
+        )
     options = config.platform.options
     platform = load(lock, options=options) if lock else select(config.platform.name, options=options)
     config, changes = platform.configure(config)
@@ -89,28 +92,3 @@ def default_sampling(source: ModelSource) -> dict[str, float | int]:
         for theirs, ours in SAMPLING_DEFAULTS.items()
         if isinstance(value := found.get(theirs), int | float) and not isinstance(value, bool)
     }
-
-
-def load_tokenizer_for(config: EngineConfig) -> Tokenizer | None:
-    """The model's tokenizer, or the one that the config names; None with skip_tokenizer_init."""
-    from octavo.weights.source import open_model
-
-    model = config.model
-    if model.skip_tokenizer_init:
-        return None
-    source: str | Path
-    if model.tokenizer:
-        source = model.tokenizer
-    else:
-        source = open_model(
-            model.model,
-            revision=model.revision,
-            load_format=model.load_format,
-            trust_remote_code=model.trust_remote_code,
-        ).tokenizer_source
-    return load_tokenizer(
-        source,
-        revision=model.revision,
-        trust_remote_code=model.trust_remote_code,
-        chat_template=model.chat_template,
-    )

@@ -87,8 +87,9 @@ class LLM:
     def _open(self, config: EngineConfig) -> None:
         # Importing octavo must not import torch; building an engine does.
         from octavo import launch
+        from octavo.tokenizer import load_tokenizer_for
 
-        tokenizer = launch.load_tokenizer_for(config)
+        tokenizer = load_tokenizer_for(config.model)
         engine, info = launch.build_engine(config)
         self._attach(engine, info, tokenizer, config.model.seed)
 

@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from octavo.chat_template import ChatTemplate, compile_template
+from octavo.config import ModelConfig
 from octavo.detokenizer import Detokenizer
 from octavo.errors import ConfigError, ModelNotFoundError, RequestError
 from octavo.gguf_tokenizer import read_gguf_tokenizer
 from octavo.tokenizer_backends import Backend
 from octavo.tokenizer_files import fetch_tokenizer_files, read_folder, read_template
+from octavo.weights.locate import locate
 
 logger = logging.getLogger(__name__)
 
@@ -203,4 +205,19 @@ def load_tokenizer(
         special_tokens=parts.special_tokens,
         eos_token_ids=parts.eos_token_ids,
         chat_templates=templates,
+    )
+
+
+def load_tokenizer_for(config: ModelConfig) -> Tokenizer | None:
+    """The model's tokenizer, or the one that the config names; None with skip_tokenizer_init."""
+    if config.skip_tokenizer_init:
+        return None
+    source: str | Path = config.tokenizer or locate(
+        config.model, revision=config.revision, load_format=config.load_format, code=config.trust_remote_code
+    )
+    return load_tokenizer(
+        source,
+        revision=config.revision,
+        trust_remote_code=config.trust_remote_code,
+        chat_template=config.chat_template,
     )

@@ -39,11 +39,18 @@ def test_probe_ranks_last_and_describes_the_machine() -> None:
 def test_patches_are_tunable_and_yield_to_the_user() -> None:
     caps = octavo_cpu.platform_caps({})
     config, _ = apply_patches(make_config(), octavo_cpu.platform_configure(make_config(), caps))
-    assert (config.cache.memory_utilization, config.scheduler.run_ahead) == (0.6, 0)
-    mine = make_config(memory_utilization=0.8)
+    assert 0 < (config.cache.memory_bytes or 0) <= octavo_cpu.KV_BYTES
+    assert config.scheduler.run_ahead == 0
+    mine = make_config(kv_cache_memory_bytes=12345)
     config, log = apply_patches(mine, octavo_cpu.platform_configure(mine, caps))
-    assert config.cache.memory_utilization == 0.8
+    assert config.cache.memory_bytes == 12345
     assert any("kept" in line for line in log)
+
+
+def test_memory_is_measured_when_the_user_names_a_share_of_it() -> None:
+    mine = make_config(memory_utilization=0.3)
+    config, _ = apply_patches(mine, octavo_cpu.platform_configure(mine, octavo_cpu.platform_caps({})))
+    assert (config.cache.memory_bytes, config.cache.memory_utilization) == (None, 0.3)
 
 
 def test_option_wide_copy_reaches_the_device_and_rejects_other_words() -> None:

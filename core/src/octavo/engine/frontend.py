@@ -107,6 +107,8 @@ class Frontend:
     def __init__(
         self, tokenizer: Tokenizer | None, info: ModelInfo, *, client: int = 0, seed: int | None = None
     ) -> None:
+        if tokenizer is not None:
+            info = info.with_eos(tokenizer.eos_token_ids)
         self.door = Door(tokenizer, info)
         self._tokenizer = tokenizer
         self._info = info

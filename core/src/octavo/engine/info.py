@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 
@@ -26,3 +28,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_kv_blocks: int = 0
     block_size: int = 16
     max_num_seqs: int = 1
+
+    def with_eos(self, token_ids: Sequence[int]) -> ModelInfo:
+        """The same with further end tokens: the tokenizer, which the engine does not load, may know more."""
+        known = dict.fromkeys((*self.eos_token_ids, *(t for t in token_ids if t < self.vocab_size)))
+        return msgspec.structs.replace(self, eos_token_ids=tuple(known))

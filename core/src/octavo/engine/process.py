@@ -188,11 +188,9 @@ async def _wait_ready(transport: ProcessTransport) -> ModelInfo:
 
 
 def _load_tokenizer(config: EngineConfig) -> Tokenizer | None:
-    if config.model.skip_tokenizer_init:
-        return None
-    from octavo.launch import load_tokenizer_for
+    from octavo.tokenizer import load_tokenizer_for
 
-    return load_tokenizer_for(config)
+    return load_tokenizer_for(config.model)
 
 
 @contextlib.asynccontextmanager

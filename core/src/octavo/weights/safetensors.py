@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from octavo.errors import CheckpointError
+from octavo.weights.locate import INDEX, model_files
 from octavo.weights.mapped import MappedTensor, map_file
 
 DTYPES = {
@@ -41,7 +42,6 @@ DTYPES = {
 }
 MAX_HEADER = 100_000_000
 """Bytes; the limit that the format itself sets."""
-INDEX = "model.safetensors.index.json"
 SHARD = re.compile(r".*-(?P<number>\d{5})-of-(?P<count>\d{5})\.safetensors")
 AGAIN = "download it again"
 
@@ -72,15 +72,6 @@ def open_tensors(folder: Path) -> list[MappedTensor]:
             raise CheckpointError(f"{tensor.name} is also in {seen[tensor.name]}", path=tensor.source)
         seen[tensor.name] = tensor.source
     return tensors
-
-
-def model_files(folder: Path) -> list[Path]:
-    """The safetensors files of a folder that hold the model: not adapters, not a second copy in another naming."""
-    return sorted(
-        file
-        for file in folder.glob("*.safetensors")
-        if not file.name.startswith(("consolidated", "adapter_")) and file.is_file()
-    )
 
 
 def _nothing(folder: Path) -> str:

@@ -12,14 +12,13 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, PretrainedConfig
 
-from octavo.errors import CheckpointError, ConfigError, ModelNotFoundError, UnsupportedModelError
-from octavo.weights import gguf, gguf_config, hub, safetensors
+from octavo.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
+from octavo.weights import gguf, gguf_config, safetensors
 from octavo.weights.composite import text_part
-from octavo.weights.demo import demo_model
-from octavo.weights.gguf_header import PART, read_header
+from octavo.weights.gguf_header import read_header
+from octavo.weights.locate import locate
 from octavo.weights.slots import CheckpointTensor
 
-LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 QUANT_KEYS = ("quantization_config", "compression_config")
 QUANT_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
 
@@ -71,45 +70,10 @@ def open_model(
     Raises ModelNotFoundError saying what was tried, CheckpointError for a damaged file, UnsupportedModelError for an
     architecture without a config class, ConfigError for an unknown load_format.
     """
-    if load_format not in LOAD_FORMATS:
-        raise ConfigError(f"load_format must be one of {', '.join(LOAD_FORMATS)}, not {load_format!r}")
-    if str(model) == "":
-        path = demo_model()
-    else:
-        path = Path(model).expanduser()
-        if not path.exists():
-            path = hub.download(str(model), revision=revision, code=trust_remote_code)
-    file = _gguf_file(path, load_format)
-    if file is not None:
-        return _from_gguf(file, dummy=load_format == "dummy")
-    return _from_folder(path, dummy=load_format == "dummy", trust_remote_code=trust_remote_code)
-
-
-def _gguf_file(path: Path, load_format: str) -> Path | None:
-    """The GGUF file to read (the first part of a split one); None if `path` is a folder of safetensors."""
+    path = locate(model, revision=revision, load_format=load_format, code=trust_remote_code)
     if path.is_file():
-        if path.suffix != ".gguf":
-            raise ModelNotFoundError(f"{path} is not a .gguf file; name the model's folder instead")
-        if load_format == "safetensors":
-            raise ConfigError(f"load_format=safetensors does not fit the GGUF file {path}")
-        return path
-    has_safetensors = bool(safetensors.model_files(path)) or (path / safetensors.INDEX).exists()
-    if load_format == "safetensors" or (load_format == "auto" and has_safetensors):
-        return None
-    if load_format == "dummy" and (path / "config.json").exists():
-        return None
-    files = [file for file in sorted(path.glob("*.gguf")) if _first_part(file)]
-    if len(files) > 1:
-        names = ", ".join(file.name for file in files)
-        raise ModelNotFoundError(f"{path} holds several GGUF files, name one of them: {names}")
-    if not files and load_format == "gguf":
-        raise ModelNotFoundError(f"{path} holds no .gguf file")
-    return files[0] if files else None
-
-
-def _first_part(file: Path) -> bool:
-    part = PART.fullmatch(file.name)
-    return part is None or int(part["number"]) == 1
+        return _from_gguf(path, dummy=load_format == "dummy")
+    return _from_folder(path, dummy=load_format == "dummy", trust_remote_code=trust_remote_code)
 
 
 def _from_gguf(file: Path, *, dummy: bool) -> ModelSource:

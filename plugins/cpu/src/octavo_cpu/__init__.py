@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from octavo.plugin import EngineConfig
 
 VERSION = "0.1.0"
+KV_BYTES = 4 << 30
+"""KV memory unless the user says how much, or what share of the machine, to take."""
 
 
 def wide_copy_choice(text: str) -> str:
@@ -73,18 +75,25 @@ def platform_caps(options: Mapping[str, object]) -> PlatformCaps:
 
 @hookimpl
 def platform_configure(config: EngineConfig, caps: PlatformCaps) -> Sequence[ConfigPatch]:
-    return (
-        ConfigPatch(
-            field="cache.memory_utilization",
-            value=0.6,
-            reason="main memory is shared with the operating system, its page cache and other programs",
-        ),
+    from octavo_cpu.host import memory
+
+    patches = []
+    if "cache.memory_utilization" not in config.user_set:
+        patches.append(
+            ConfigPatch(
+                field="cache.memory_bytes",
+                value=min(KV_BYTES, memory().total // 4),
+                reason="main memory is shared with the operating system, its page cache and other programs",
+            )
+        )
+    patches.append(
         ConfigPatch(
             field="scheduler.run_ahead",
             value=0,
             reason="the host is the device: scheduling a step ahead hides nothing and learns of EOS late",
-        ),
+        )
     )
+    return patches
 
 
 @hookimpl
