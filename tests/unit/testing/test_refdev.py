@@ -66,9 +66,10 @@ def test_integer_indices_can_be_captured() -> None:
     assert runner.run(handle).tolist() == [5.0, 2.0]
 
 
-def test_keys_cover_the_largest_decode_batch() -> None:
+def test_keys_cover_the_largest_decode_batch_and_one_mixed_shape() -> None:
     keys = CaptureRunner().keys(BatchLimits(max_num_tokens=64, max_num_seqs=6, max_model_len=8))
-    assert [key.num_seqs for key in keys] == [1, 2, 4, 6]
+    assert [key.num_seqs for key in keys if key.max_q_len == 1] == [1, 2, 4, 6]
+    assert [(key.num_tokens, key.num_seqs) for key in keys if key.max_q_len == 0] == [(32, 4)]
 
 
 def test_waiting_for_an_event_that_was_not_recorded_is_an_error() -> None:

@@ -93,8 +93,12 @@ class CaptureRunner:
     constants are baked in, and results appear at the same addresses. What breaks on a capturing device breaks here."""
 
     def keys(self, limits: BatchLimits) -> Sequence[BatchKey]:
-        sizes = [size for size in (1, 2, 4, 8, 16) if size < limits.max_num_seqs] + [limits.max_num_seqs]
-        return [BatchKey(num_tokens=size, num_seqs=size) for size in sizes if size <= limits.max_num_tokens]
+        most = min(limits.max_num_seqs, limits.max_num_tokens)
+        sizes = [size for size in (1, 2, 4, 8, 16) if size < most] + [most]
+        decodes = [BatchKey(num_tokens=size, num_seqs=size, max_q_len=1) for size in sizes]
+        # One shape for steps that also hold the parts of prompts, as its attention takes any mixture.
+        mixed = min(32, limits.max_num_tokens)
+        return [*decodes, BatchKey(num_tokens=mixed, num_seqs=min(4, most))]
 
     def prepare(self, key: BatchKey, fn: Any) -> tuple[Recorder, Any]:
         with Recorder() as recorder:
