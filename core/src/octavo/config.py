@@ -55,7 +55,7 @@ class CacheConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerConfig:
-    """Continuous batching. run_ahead: steps scheduled before the last one's tokens are known (0 or 1, None: by caps)."""
+    """Continuous batching. run_ahead: steps scheduled before the last tokens are known (0 or 1, None: by caps)."""
 
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048

@@ -1,20 +1,20 @@
 """Every error a user of Octavo can meet. Bugs are asserts; these are for people.
 
-    OctavoError
-    ├── ConfigError                 a flag, option or config field is wrong
-    ├── PlatformError               a platform plugin cannot be used (names its distribution)
-    │   ├── PlatformNotFoundError   nothing of that name is installed, or its hardware is absent
-    │   ├── PlatformBrokenError     it is installed but fails to import, probe or load
-    │   ├── PlatformIncompatibleError   built for another plugin API
-    │   └── PlatformAmbiguousError  two equally good ones
-    ├── ModelError                  the model cannot be served
-    │   ├── ModelNotFoundError
-    │   ├── UnsupportedModelError
-    │   └── CheckpointError         a file is missing, cut, corrupt or does not fit the config
-    ├── RequestError                one request is wrong: the client's fault, names the field
-    │   └── RequestTooLargeError    it can never fit (context or KV memory)
-    └── EngineError                 one request or the engine failed: our fault
-        └── EngineDeadError         the engine process is gone
+OctavoError
+├── ConfigError                 a flag, option or config field is wrong
+├── PlatformError               a platform plugin cannot be used (names its distribution)
+│   ├── PlatformNotFoundError   nothing of that name is installed, or its hardware is absent
+│   ├── PlatformBrokenError     it is installed but fails to import, probe or load
+│   ├── PlatformIncompatibleError   built for another plugin API
+│   └── PlatformAmbiguousError  two equally good ones
+├── ModelError                  the model cannot be served
+│   ├── ModelNotFoundError
+│   ├── UnsupportedModelError
+│   └── CheckpointError         a file is missing, cut, corrupt or does not fit the config
+├── RequestError                one request is wrong: the client's fault, names the field
+│   └── RequestTooLargeError    it can never fit (context or KV memory)
+└── EngineError                 one request or the engine failed: our fault
+    └── EngineDeadError         the engine process is gone
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def activate(config: EngineConfig, lock: PlatformLock | None = None) -> tuple[En
     """The platform (chosen, or exactly the locked one) and the config after its patches. Logs every change."""
     if config.parallel.tensor_parallel_size > 1:
         raise ConfigError(
-            "tensor_parallel_size: this version starts one worker; leave it at 1 (models and layers can already be sliced)"
+            "tensor_parallel_size: this version starts one worker only (layers can already be sliced); leave it at 1"
         )
     options = config.platform.options
     platform = load(lock, options=options) if lock else select(config.platform.name, options=options)

@@ -14,7 +14,6 @@ import torch
 from octavo.plugin.data import DeviceDesc, MemInfo
 from octavo.plugin.specs import QuantScheme
 
-
 HOST = torch.device("cpu").type
 """Torch's name for the memory that the host itself computes in: it has no streams, no pinning and no index."""
 

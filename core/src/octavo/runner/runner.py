@@ -164,14 +164,17 @@ class ModelRunner:
         return outputs
 
     def _static_batches(self, inputs: StepInputs, tensors: Sequence[tuple[Tensor, Tensor]]) -> list[AttnBatch]:
-        """What plans of a recorded step see: the shape's bounds, not this step's sizes, since replays must not differ."""
+        """What plans of a recorded step see: bounds instead of this step's sizes, as replays must not differ."""
         key = inputs.key
-        bounds = {
-            "num_decodes": key.num_seqs if key.max_q_len == 1 else 0,
-            "max_q_len": key.max_q_len or key.num_tokens,
-            "max_kv_len": key.max_context or self.shapes.limits.max_model_len,
-        }
-        return [replace(inputs.attention(slots, table), **bounds) for slots, table in tensors]
+        return [
+            replace(
+                inputs.attention(slots, table),
+                num_decodes=key.num_seqs if key.max_q_len == 1 else 0,
+                max_q_len=key.max_q_len or key.num_tokens,
+                max_kv_len=key.max_context or self.shapes.limits.max_model_len,
+            )
+            for slots, table in tensors
+        ]
 
     def _record(self, inputs: StepInputs) -> Captured:
         device = self.ctx.torch_device
