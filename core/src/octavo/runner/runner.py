@@ -22,6 +22,7 @@ from octavo.layers.context import BuildContext, StepState
 from octavo.models.registry import Model
 from octavo.plugin.contracts import AttnBatch, BatchKey, Event, GraphRunner, KVView
 from octavo.plugin.step import Batch, KVGroup, StepResult, TokenLogprobs
+from octavo.plugin.torch import HOST
 from octavo.runner.buckets import Shapes
 from octavo.runner.inputs import InputBuffers, RequestTable, StepInputs
 from octavo.runner.scoring import PromptScorer
@@ -39,7 +40,7 @@ class Outputs:
 
 @dataclass(frozen=True, kw_only=True)
 class Pending:
-    """A launched step: what `collect` has to wait for and turn into numpy."""
+    """A launched step: what `collect` has to wait for and turn into numpy. Once done, its tokens are on the host."""
 
     batch: Batch
     sampled: Sampled
@@ -109,6 +110,8 @@ class ModelRunner:
             outputs = self._replay(inputs) if captured else self._compute(inputs)
             sampled = self._sample(batch, inputs, outputs)
             scored = self.scorer.score(batch, outputs.hidden)
+            # Queued here, ahead of the next step: a copy that `collect` asks for would wait until that step is done.
+            sampled = replace(sampled, tokens=sampled.tokens.to(HOST, non_blocking=True))
             done = self.ctx.device.event()
             done.record()
         self.pending.append(Pending(batch=batch, sampled=sampled, prompt_logprobs=scored, done=done))
@@ -223,7 +226,7 @@ class ModelRunner:
         step.done.synchronize()
         batch, sampled = step.batch, step.sampled
         rows = batch.rows[batch.samples]
-        tokens = sampled.tokens.cpu().numpy().astype(np.int32)
+        tokens = sampled.tokens.numpy().astype(np.int32)
         errors = {
             int(row): "no token can be chosen: the logits are not finite, or every token is forbidden"
             for row in rows[tokens < 0]

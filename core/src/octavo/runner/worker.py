@@ -17,7 +17,7 @@ from octavo.extensions import Extensions, load_extensions, resolve
 from octavo.layers.context import BuildContext, dtype_name
 from octavo.ops.bind import REFERENCE, KernelTable
 from octavo.parallel.communicator import SingleRank, TorchCommunicator
-from octavo.plugin.contracts import Communicator, Device, KVView, ModelExecutor
+from octavo.plugin.contracts import Communicator, Device, GraphRunner, KVView, ModelExecutor
 from octavo.plugin.data import GroupSpec, PlatformCaps
 from octavo.plugin.specs import BatchLimits, KVLayout, KVPlan, QuantScheme
 from octavo.plugin.step import Admit, Batch, KVGroup
@@ -107,8 +107,7 @@ def _with_memory(
 ) -> Worker:
     """Size and take KV memory, then record steps."""
     device, limits = ctx.device, ctx.limits
-    graph = None if config.platform.enforce_eager else platform.make_graph_runner(config, device)
-    graph = graph or EagerRunner()
+    graph = make_graph_runner(config, platform, ctx)
     shapes = Shapes.of(platform.caps, limits, graph.keys(limits))
     attention = ctx.attention
     needs = [
@@ -134,7 +133,8 @@ def _with_memory(
         )
     plans = divide(needs, limits, budget=budget, num_blocks=config.cache.num_blocks)
     executor = runner(plans, shapes)
-    for key in shapes.captured:
+    # The largest first: memory that its recording leaves then holds every smaller one.
+    for key in reversed(shapes.captured):
         executor.warm_up(key)
     kv_bytes = sum(need.block_bytes * plan.num_blocks for need, plan in zip(needs, plans, strict=True))
     worker = Worker(
@@ -219,6 +219,32 @@ def check_native(families: Sequence[str], kernels: KernelTable) -> None:
         if choice.what in families and choice.provider == REFERENCE:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in choice.refused) or "the platform has none"
             raise ConfigError(f"--require-native {choice.what}: {choice.context} runs on reference kernels ({reasons})")
+
+
+def make_graph_runner(config: EngineConfig, platform: ActivePlatform, ctx: BuildContext) -> GraphRunner:
+    """The platform's, or the eager one: if asked for, if it has none, and for kernels that cannot be recorded."""
+    graph = None if config.platform.enforce_eager else platform.make_graph_runner(config, ctx.device)
+    if graph is None:
+        return EagerRunner()
+    if obstacles := unrecordable(ctx.kernels):
+        log.warning("steps run eagerly, as these kernels cannot be recorded: %s", "; ".join(obstacles))
+        graph.close()
+        return EagerRunner()
+    return graph
+
+
+def unrecordable(kernels: KernelTable) -> list[str]:
+    """What was bound that reads a step's values on the host, so that a recording would repeat the first step's."""
+    found = []
+    for choice in kernels.choices:
+        if choice.provider == REFERENCE:
+            unsafe = choice.what in ("attention", "moe")
+        else:
+            providers = {p.provider: p for p in kernels.providers(choice.what)}
+            unsafe = choice.provider in providers and not providers[choice.provider].graph_safe
+        if unsafe:
+            found.append(f"{choice.what} {choice.provider} ({choice.context})")
+    return found
 
 
 def make_communicator(config: EngineConfig, platform: ActivePlatform, device: Device) -> Communicator:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -84,6 +86,17 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:MAX_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
+NOISE_PERIOD = 16_777_213
+"""After so many elements dummy weights repeat. A prime, so that no two rows of a matrix are equal."""
+
+
+@cache
+def noise(dtype: torch.dtype) -> torch.Tensor:
+    """[NOISE_PERIOD] numbers, normal with standard deviation 0.02. Drawing billions would take minutes."""
+    generator = torch.Generator().manual_seed(0)
+    return (torch.randn(NOISE_PERIOD, generator=generator) * 0.02).to(dtype)
+
+
 @dataclass(kw_only=True)
 class DummyTensor:
     """Random weights of a given shape, equal for equal names: measures a model without its checkpoint.
@@ -99,13 +112,16 @@ class DummyTensor:
     scheme: QuantScheme | None = None
 
     def read(self, *, dim: int = 0, start: int = 0, length: int | None = None) -> torch.Tensor:
-        """A slice of the tensor; the whole is drawn each time, so that slices agree."""
-        generator = torch.Generator().manual_seed(zlib.crc32(self.name.encode()))
-        whole = torch.randn(self.shape, generator=generator) * 0.02
+        """A slice of the tensor; slices agree with the whole."""
+        first = zlib.crc32(self.name.encode()) % NOISE_PERIOD
+        size = math.prod(self.shape)
+        drawn = noise(self.dtype)
+        repeats = -(-(first + size) // NOISE_PERIOD)
+        whole = (drawn.repeat(repeats) if repeats > 1 else drawn)[first : first + size].clone().view(self.shape)
         if len(self.shape) == 1 and not self.name.endswith("bias"):
             whole += 1.0
         length = self.shape[dim] - start if length is None else length
-        return whole.to(self.dtype).narrow(dim, start, length)
+        return whole.narrow(dim, start, length)
 
 
 def dummy_tensors(table: WeightTable, dtype: torch.dtype) -> list[CheckpointTensor]:
