@@ -1,0 +1,266 @@
+"""Paged attention out of portable Triton kernels, as a platform registers it.
+
+    run:  write K and V | sequences of few new tokens: decode kernel | all others: prefill kernel
+
+Which kernel takes a sequence is decided on the device, by its number of query tokens, so one captured launch of both fits
+every step of its shape. The host only leaves out a kernel that its bounds show to be idle.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import triton
+
+from octavo.plugin.contracts import AttnBatch, AttnLayer, Device, KVView
+from octavo.plugin.data import YES, Support, no
+from octavo.plugin.specs import AttentionSpec, BatchLimits, KVLayout, KVSpec
+from octavo.plugin.torch import HOST
+from octavo.triton.attention_decode import decode_kernel
+from octavo.triton.attention_prefill import prefill_kernel
+from octavo.triton.attention_tuning import AttentionTuning, fit, is_power_of_two, power_of_two
+from octavo.triton.attention_write import kv_write_kernel
+
+Tensor = torch.Tensor
+
+NARROW = "float8_e4m3fn"
+DTYPES = ("bfloat16", "float16", "float32")
+MAX_GROUP = 64
+PREFILL_ROWS_SMALL = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scratch:
+    """Memory for unfinished work of the decode kernel: see there. Shared by all layers and steps of one stream."""
+
+    sums: Tensor
+    tops: Tensor
+    arrivals: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class TritonPlan:
+    """One step for all layers: device tensors by reference, launch sizes from bounds.
+
+    decode_programs: 0 if no sequence can be short. prefill_places: 0 if none can be long. decode_rows: query rows of a
+    KV head in the decode kernel. short: the prefill kernel skips sequences of at most that many query tokens.
+    """
+
+    q_starts: Tensor
+    kv_lens: Tensor
+    block_table: Tensor
+    slots: Tensor
+    num_tokens: int
+    num_seqs: int
+    max_seqs: int
+    decode_programs: int
+    decode_rows: int
+    prefill_places: int
+    prefill_rows: int
+    short: int
+    scratch: Scratch
+
+
+class TritonAttention:
+    """`AttentionBackend` for every device that Triton compiles for. A platform sets `tuning`, see `with_tuning`.
+
+    The cache is BHNC: one head's tokens of a block are contiguous, which is what a program reads.
+    """
+
+    name: ClassVar[str] = "triton"
+    tuning: ClassVar[AttentionTuning] = AttentionTuning()
+
+    @classmethod
+    def with_tuning(cls, tuning: AttentionTuning) -> type[TritonAttention]:
+        """This backend with other sizes."""
+        return type(cls.__name__, (cls,), {"tuning": tuning, "__module__": cls.__module__, "__doc__": cls.__doc__})
+
+    @classmethod
+    def supports(cls, spec: AttentionSpec, device: Device) -> Support:
+        if device.type == HOST and not triton.knobs.runtime.interpret:
+            return no("Triton compiles nothing for the host; it can only interpret there (TRITON_INTERPRET=1)")
+        if not spec.causal:
+            return no("only causal attention is implemented")
+        if spec.dtype not in DTYPES:
+            return no(f"no {spec.dtype} activations")
+        if spec.kv_dtype not in (spec.dtype, NARROW):
+            return no(f"keeps the cache in the model's {spec.dtype} or in {NARROW}, not {spec.kv_dtype}")
+        if not is_power_of_two(spec.head_dim) or not 16 <= spec.head_dim <= 256:
+            return no(f"head_dim must be a power of two from 16 to 256, not {spec.head_dim}")
+        if not is_power_of_two(spec.block_size):
+            return no(f"block_size must be a power of two, not {spec.block_size}")
+        if spec.num_heads % spec.num_kv_heads:
+            return no(f"{spec.num_heads} query heads do not divide among {spec.num_kv_heads} kv heads")
+        if spec.num_heads // spec.num_kv_heads > MAX_GROUP:
+            return no(f"at most {MAX_GROUP} query heads may share a kv head")
+        return YES
+
+    @classmethod
+    def kv_layout(cls, spec: KVSpec) -> KVLayout:
+        return KVLayout(block_size=spec.block_size, dtype=spec.dtype, order="BHNC", align=16)
+
+    def __init__(self, spec: AttentionSpec, limits: BatchLimits, device: Device) -> None:
+        tuning = self.tuning
+        self._spec = spec
+        self._device = device.torch_device
+        self._group = spec.num_heads // spec.num_kv_heads
+        self._max_seqs = max(power_of_two(limits.max_num_seqs), 16)
+        units = max(device.describe().compute_units, 1)
+        self._max_programs = tuning.decode_programs or tuning.decode_programs_per_unit * units
+        self._num_units = units
+        # Tiles lie in memory as stored, or widened for the matrix unit: the larger counts.
+        token_bytes = 2 * spec.head_dim * getattr(torch, spec.dtype).itemsize
+        memory = tuning.shared_memory
+        self._decode_block, decode_stages = fit(
+            tuning.decode_block, tuning.decode_stages, token_bytes=token_bytes, memory=memory
+        )
+        query_bytes = tuning.prefill_rows * token_bytes // 2
+        self._prefill_block, prefill_stages = fit(
+            tuning.prefill_block, tuning.prefill_stages, token_bytes=token_bytes, memory=memory - query_bytes
+        )
+        self._decode_options = {"num_warps": tuning.decode_warps, "num_stages": decode_stages}
+        self._prefill_options = {"num_warps": tuning.prefill_warps, "num_stages": prefill_stages}
+        self._constants: dict[str, Any] = {
+            "WINDOW": spec.window or 0,
+            "SOFTCAP": spec.softcap or 0.0,
+            "HKV": spec.num_kv_heads,
+            "G": self._group,
+            "D": spec.head_dim,
+            "N": spec.block_size,
+            # The interpreter multiplies the bit patterns of bfloat16.
+            "UPCAST": bool(triton.knobs.runtime.interpret) and spec.dtype == "bfloat16",
+        }
+        self._cache_limit = torch.finfo(torch.float8_e4m3fn).max if spec.kv_dtype != spec.dtype else 0.0
+        self._scratch: dict[tuple[int, int], Scratch] = {}
+
+    # -- once a step --
+
+    def plan(self, batch: AttnBatch, *, graph: bool) -> TritonPlan:
+        """Launch sizes from the batch's bounds; lengths are read on the device. The same bounds give the same launches.
+
+        With `graph` the batch's tensors and bounds are those of a recorded shape: replays need no new plan.
+        """
+        rows = self._decode_rows(batch.max_q_len)
+        short = rows // self._group
+        any_long = batch.max_q_len > short
+        any_short = graph or batch.num_decodes > 0 or not any_long
+        max_seqs = max(self._max_seqs, power_of_two(batch.num_seqs))
+        prefill_rows = self._prefill_rows(batch.num_tokens)
+        places = batch.num_tokens * self._group // prefill_rows + batch.num_seqs
+        return TritonPlan(
+            q_starts=batch.q_starts,
+            kv_lens=batch.kv_lens,
+            block_table=batch.block_table,
+            slots=batch.slots,
+            num_tokens=batch.num_tokens,
+            num_seqs=batch.num_seqs,
+            max_seqs=max_seqs,
+            decode_programs=self._decode_programs(batch) if any_short else 0,
+            decode_rows=rows,
+            prefill_places=places if any_long else 0,
+            prefill_rows=prefill_rows,
+            short=short if any_short else 0,
+            scratch=self._take_scratch(rows, max_seqs),
+        )
+
+    def _decode_rows(self, max_q_len: int) -> int:
+        """Query rows of the decode kernel: enough for all sequences if they are short (drafts), else for one token."""
+        one = max(power_of_two(self._group), 16)
+        wanted = power_of_two(self._group * max_q_len)
+        most = max(one, self.tuning.decode_rows * 128 // self._spec.head_dim)
+        return max(one, wanted) if wanted <= most else one
+
+    def _decode_programs(self, batch: AttnBatch) -> int:
+        length = batch.max_kv_len
+        if self._spec.window is not None:
+            length = min(length, self._spec.window + self._decode_block + batch.max_q_len)
+        tiles = batch.num_seqs * self._spec.num_kv_heads * -(-length // self._decode_block)
+        return max(1, min(self._max_programs, -(-tiles // self.tuning.decode_min_tiles)))
+
+    def _prefill_rows(self, num_tokens: int) -> int:
+        """Rows of a tile: smaller ones where large ones would leave most of the device idle."""
+        large = self.tuning.prefill_rows
+        tiles = num_tokens * self._spec.num_heads // large
+        return large if tiles >= self._num_units else min(PREFILL_ROWS_SMALL, large)
+
+    def _take_scratch(self, rows: int, max_seqs: int) -> Scratch:
+        """Buffers are taken once per size and kept, since recorded launches hold their addresses."""
+        scratch = self._scratch.get((rows, max_seqs))
+        if scratch is None:
+            spec, device, slots = self._spec, self._device, (self._max_programs, 2)
+            scratch = self._scratch[rows, max_seqs] = Scratch(
+                sums=torch.empty((*slots, rows, spec.head_dim), dtype=torch.float32, device=device),
+                tops=torch.empty((*slots, 2, rows), dtype=torch.float32, device=device),
+                arrivals=torch.zeros(max_seqs * spec.num_kv_heads, dtype=torch.int32, device=device),
+            )
+        return scratch
+
+    # -- once a layer --
+
+    def run(
+        self, layer: AttnLayer, q: Tensor, k: Tensor, v: Tensor, kv: KVView, plan: TritonPlan, out: Tensor
+    ) -> Tensor:
+        """q, out [T, H, D]; k, v [T, Hkv, D]. Fills and returns `out`; padding tokens become zero.
+
+        A scaled cache stores k / k_scale and v / v_scale; both are folded back in registers.
+        """
+        q, k, v = (t if t.stride(2) == 1 else t.contiguous() for t in (q, k, v))
+        self._write(layer, k, v, kv, plan)
+        scratch = plan.scratch
+        inputs = (q, kv.k, kv.v, out, layer.sinks, plan.block_table, plan.q_starts, plan.kv_lens)
+        sizes = (plan.num_seqs, plan.num_tokens, plan.block_table.stride(0))
+        strides = (*q.stride()[:2], *out.stride()[:2], *kv.k.stride()[:3], *kv.v.stride()[:3])
+        scales = (self._spec.scale * layer.k_scale, layer.v_scale)
+        constants = self._constants | {"HAS_SINKS": layer.sinks is not None, "BLOCK_S": plan.max_seqs}
+        if plan.decode_programs:
+            decode_kernel[(plan.decode_programs,)](
+                *inputs,
+                scratch.sums,
+                scratch.tops,
+                scratch.arrivals,
+                *sizes,
+                *strides,
+                *scales,
+                **constants,
+                R=plan.decode_rows,
+                BLOCK_L=self._decode_block,
+                MIN_TILES=self.tuning.decode_min_tiles,
+                CHUNK=max(1, 8192 // (plan.decode_rows * self._spec.head_dim)),
+                CLEAR=plan.prefill_places == 0,
+                **self._decode_options,
+            )
+        if plan.prefill_places:
+            prefill_kernel[(plan.prefill_places, self._spec.num_kv_heads)](
+                *inputs,
+                *sizes,
+                *strides,
+                *scales,
+                **constants,
+                R=plan.prefill_rows,
+                BLOCK_L=self._prefill_block,
+                SHORT=plan.short,
+                **self._prefill_options,
+            )
+        return out
+
+    def _write(self, layer: AttnLayer, k: Tensor, v: Tensor, kv: KVView, plan: TritonPlan) -> None:
+        kv_write_kernel[(plan.num_tokens,)](
+            k,
+            v,
+            kv.k,
+            kv.v,
+            plan.slots,
+            *k.stride()[:2],
+            *v.stride()[:2],
+            *kv.k.stride()[:3],
+            *kv.v.stride()[:3],
+            1.0 / layer.k_scale,
+            1.0 / layer.v_scale,
+            LIMIT=self._cache_limit,
+            HKV=self._spec.num_kv_heads,
+            BLOCK_H=power_of_two(self._spec.num_kv_heads),
+            D=self._spec.head_dim,
+            N=self._spec.block_size,
+        )

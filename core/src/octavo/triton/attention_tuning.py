@@ -1,0 +1,54 @@
+"""How the attention kernels are cut for a device: the numbers that a platform overrides, and how they are fitted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionTuning:
+    """Sizes of tiles and launches. The defaults run on any GPU of the last years; a platform brings measured ones.
+
+    shared_memory: bytes that tiles of one program may take; larger tiles are cut until they fit.
+    decode_programs: programs of a decode launch; 0: `decode_programs_per_unit` for each compute unit of the device.
+    decode_min_tiles: least tiles of a program, as putting shares together costs too.
+    decode_rows: most query rows (tokens x heads of a group) per KV head in the decode kernel, for a head_dim of 128.
+    *_block: context tokens of a tile; prefill_rows: query rows of a tile. *_warps, *_stages: Triton's launch options.
+    """
+
+    shared_memory: int = 96 * 1024
+    decode_programs: int = 0
+    decode_programs_per_unit: int = 2
+    decode_min_tiles: int = 2
+    decode_rows: int = 64
+    decode_block: int = 64
+    decode_warps: int = 4
+    decode_stages: int = 3
+    prefill_rows: int = 128
+    prefill_block: int = 64
+    prefill_warps: int = 8
+    prefill_stages: int = 2
+
+
+def fit(block: int, stages: int, *, token_bytes: int, memory: int) -> tuple[int, int]:
+    """(block, stages) cut until `stages` tiles of `block` tokens fit into `memory` bytes: stages go first.
+
+    token_bytes: key and value of one token. A block stays at least 16, what a matrix unit takes.
+    """
+    while block * stages * token_bytes > memory:
+        if stages > 2:
+            stages -= 1
+        elif block > 16:
+            block //= 2
+        else:
+            return block, 1
+    return block, stages
+
+
+def power_of_two(value: int) -> int:
+    """The least power of two that is at least `value`."""
+    return 1 << max(value - 1, 0).bit_length()
+
+
+def is_power_of_two(value: int) -> bool:
+    return value > 0 and value & (value - 1) == 0
