@@ -1,0 +1,49 @@
+"""Gated activations. Shapes: T tokens, I intermediate features; a row holds the gate, then the up projection."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+Tensor = torch.Tensor
+
+BLOCK = 1024
+
+
+@triton.jit
+def activate(gate, KIND: tl.constexpr):
+    """silu, gelu (erf) or gelu_tanh of float32 values."""
+    if KIND == "silu":
+        return gate * tl.sigmoid(gate)
+    elif KIND == "gelu":
+        return 0.5 * gate * (1.0 + tl.erf(gate * 0.7071067811865476))
+    else:
+        tl.static_assert(KIND == "gelu_tanh", "kind is silu, gelu or gelu_tanh")
+        # 0.5 (1 + tanh(u)) = sigmoid(2 u), with u = sqrt(2 / pi) (g + 0.044715 g^3)
+        return gate * tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
+
+
+@triton.jit
+def _act_and_mul_kernel(x_ptr, out_ptr, stride_x, width, KIND: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = columns < width
+    dtype: tl.constexpr = out_ptr.dtype.element_ty
+    gate = tl.load(x_ptr + row * stride_x + columns, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(x_ptr + row * stride_x + width + columns, mask=mask, other=0.0).to(tl.float32)
+    # Rounded between the two, as the reference rounds: models are trained and compared with that.
+    y = activate(gate, KIND).to(dtype).to(tl.float32) * up
+    tl.store(out_ptr + row * width + columns, y.to(dtype), mask=mask)
+
+
+def act_and_mul(x: Tensor, kind: str) -> Tensor:
+    """The op `act_and_mul`: act(x[:, :I]) * x[:, I:] for x [T, 2I]; a new tensor [T, I]. kind: silu, gelu, gelu_tanh."""
+    num_tokens, width = x.shape[0], x.shape[1] // 2
+    out = torch.empty((num_tokens, width), dtype=x.dtype, device=x.device)
+    if num_tokens == 0:
+        return out
+    block = min(BLOCK, triton.next_power_of_2(width))
+    grid = (num_tokens, triton.cdiv(width, block))
+    _act_and_mul_kernel[grid](x, out, x.stride(0), width, KIND=kind, BLOCK=block, num_warps=4)
+    return out

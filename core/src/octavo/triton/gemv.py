@@ -1,0 +1,290 @@
+"""Matrix products of few rows: y[M, N] = x[M, K] W[N, K]^T for M <= 8, bound by reading W once.
+
+A program owns BLOCK_N outputs and one of SPLIT_K slices of K, so that narrow matrices fill the chip too:
+
+              K, SPLIT_K slices
+            +------+------+------+
+    BLOCK_N |  p0  |  p1  |  p2  |  -> partials [SPLIT_K, M, N] -> the last program to arrive adds them, in order
+            +------+------+------+
+
+No float atomics: equal inputs give equal bits. Weights: bf16/fp16, fp8 e4m3 with a scale per output row, or 4-bit
+codes with a scale (and a zero point) per row and group of K; both are decoded in registers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+Tensor = torch.Tensor
+
+MAX_ROWS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class GemvConfig:
+    """How one shape is cut. dot: on the matrix unit (the only way for M > 1), else one multiply-add a weight.
+
+    block_k is what a program reads of a row at once; for 4-bit weights it is the group size and is ignored.
+    """
+
+    block_n: int
+    block_k: int
+    split_k: int = 1
+    num_warps: int = 4
+    num_stages: int = 3
+    dot: bool = True
+
+
+@triton.jit
+def _decode_fp8(bits):
+    """e4m3 bits to float32 by integer arithmetic (as fp16 bits, exponent bias 15 for 7): for chips without fp8."""
+    wide = bits.to(tl.uint16)
+    half = ((wide & 0x80) << 8) | ((wide & 0x7F) << 7)
+    return half.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
+
+
+@triton.jit
+def _decode_nibble(code):
+    """0..15 to float32 without a conversion: or-ed into the mantissa of 2^23, which integer units do at full rate."""
+    return (code.to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True) - 8388608.0
+
+
+@triton.jit
+def _load_x(x_ptr, stride_x, k, k_mask, M: tl.constexpr, ROWS: tl.constexpr, dtype: tl.constexpr):
+    """x of these columns as the product takes it: [len(k), ROWS] for the matrix unit, rows beyond M zero; [1, len(k)]
+    for one row."""
+    if ROWS > 1:
+        row = tl.arange(0, ROWS)[None, :]
+        return tl.load(x_ptr + row * stride_x + k[:, None], mask=k_mask[:, None] & (row < M), other=0.0).to(dtype)
+    else:
+        return tl.load(x_ptr + k, mask=k_mask, other=0.0).to(tl.float32)[None, :]
+
+
+@triton.jit
+def _gemv_kernel(
+    x_ptr,
+    w_ptr,
+    scale_ptr,
+    zero_ptr,
+    bias_ptr,
+    y_ptr,
+    partials_ptr,
+    counters_ptr,
+    N,
+    stride_x,
+    stride_w,
+    M: tl.constexpr,
+    K: tl.constexpr,
+    KIND: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SPLIT_K: tl.constexpr,
+    STAGES: tl.constexpr,
+    DOT: tl.constexpr,
+    UPCAST: tl.constexpr,
+):
+    ROWS: tl.constexpr = 16 if DOT else 1  # the matrix unit's least
+    # A byte of a 4-bit weight holds columns 2 i and 2 i + 1.
+    PER_LOAD: tl.constexpr = 2 if KIND == "int4" else 1
+    WIDTH: tl.constexpr = BLOCK_K // PER_LOAD
+    NUM_TILES: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
+    TILES: tl.constexpr = (NUM_TILES + SPLIT_K - 1) // SPLIT_K
+    EXACT: tl.constexpr = K % BLOCK_K == 0
+    block, part = tl.program_id(0), tl.program_id(1)
+    n = block * BLOCK_N + tl.arange(0, BLOCK_N)
+    # Outputs beyond N read the last row again and are not stored: cheaper than a mask on every load.
+    row = tl.minimum(n, N - 1).to(tl.int64)
+    column = tl.arange(0, WIDTH)
+    dtype: tl.constexpr = tl.float32 if UPCAST else x_ptr.dtype.element_ty
+    acc = tl.zeros([BLOCK_N, ROWS if DOT else WIDTH], dtype=tl.float32)
+
+    for tile in tl.range(part * TILES, tl.minimum(part * TILES + TILES, NUM_TILES), num_stages=STAGES):
+        k = (tile * WIDTH + column) * PER_LOAD
+        inside = k < K
+        at = w_ptr + row[:, None] * stride_w + (tile * WIDTH + column)[None, :]
+        if EXACT:
+            w = tl.load(at, eviction_policy="evict_first")
+        else:
+            w = tl.load(at, mask=inside[None, :], other=0, eviction_policy="evict_first")
+        if KIND == "int4":
+            zero = 8.0
+            if zero_ptr is not None:
+                zero = tl.load(zero_ptr + row * NUM_TILES + tile).to(tl.float32)[:, None]
+            scale = tl.load(scale_ptr + row * NUM_TILES + tile).to(tl.float32)[:, None]
+            low, high = _decode_nibble(w & 0xF) - zero, _decode_nibble(w >> 4) - zero
+            x_low = _load_x(x_ptr, stride_x, k, inside, M, ROWS, dtype)
+            x_high = _load_x(x_ptr, stride_x, k + 1, inside, M, ROWS, dtype)
+            if DOT:
+                term = tl.dot(low.to(dtype), x_low, input_precision="ieee")
+                acc += tl.dot(high.to(dtype), x_high, acc=term, input_precision="ieee") * scale
+            else:
+                acc += (low * x_low + high * x_high) * scale
+        else:
+            if KIND == "fp8_bits":
+                w = _decode_fp8(w)
+            x = _load_x(x_ptr, stride_x, k, inside, M, ROWS, dtype)
+            if DOT:
+                acc = tl.dot(w.to(dtype), x, acc=acc, input_precision="ieee")
+            else:
+                acc += w.to(tl.float32) * x
+
+    total = acc if DOT else tl.sum(acc, axis=1)[:, None]
+    m = tl.arange(0, ROWS)[None, :]
+    mask = (n < N)[:, None] & (m < M)
+    last = True
+    if SPLIT_K > 1:
+        slot = partials_ptr + m * N + n[:, None]
+        tl.store(slot + part * M * N, total, mask=mask)
+        tl.debug_barrier()  # every thread's partials are written before one thread says so
+        last = tl.atomic_add(counters_ptr + block, 1, sem="acq_rel") == SPLIT_K - 1
+        if last:
+            total = tl.zeros_like(total)
+            for other in tl.static_range(SPLIT_K):
+                total += tl.load(slot + other * M * N, mask=mask, other=0.0, cache_modifier=".cg")
+            tl.store(counters_ptr + block, 0)
+    if last:
+        if KIND == "fp8" or KIND == "fp8_bits":
+            total *= tl.load(scale_ptr + row).to(tl.float32)[:, None]
+        if bias_ptr is not None:
+            total += tl.load(bias_ptr + row).to(tl.float32)[:, None]
+        tl.store(y_ptr + m * N + n[:, None], total.to(y_ptr.dtype.element_ty), mask=mask)
+
+
+INTERPRETED = not isinstance(_gemv_kernel, triton.JITFunction)
+"""Whether kernels run in the interpreter, whose bf16 products are wrong: there they are made in float32."""
+
+
+def default_config(
+    num_out: int, num_in: int, num_rows: int, *, num_cores: int = 132, group: int | None = None
+) -> GemvConfig:
+    """A sane cut for a shape that nobody tuned. num_cores: multiprocessors of the chip. group: of 4-bit weights."""
+    dot = num_rows > 1
+    block_n = 16 if num_out <= 8192 else 32
+    block_k = group or min(256 if dot else 512, max(32, triton.next_power_of_2(num_in)))
+    # About four programs a core keep enough loads in flight; a slice shorter than two tiles only adds partials.
+    wanted = 4 * num_cores * block_n // max(num_out, 1)
+    split_k = max(1, min(8, wanted, num_in // (2 * block_k)))
+    return GemvConfig(block_n=block_n, block_k=block_k, split_k=1 << (split_k.bit_length() - 1), dot=dot)
+
+
+def tuned_config(
+    table: Mapping[tuple[int, int, int], GemvConfig], num_out: int, num_in: int, num_rows: int, *, num_cores: int = 132
+) -> GemvConfig:
+    """The platform's entry for (N, K, M), else of the next larger M that it has, else `default_config`."""
+    for rows in range(num_rows, MAX_ROWS + 1):
+        config = table.get((num_out, num_in, rows))
+        if config is not None and (config.dot or num_rows == 1):
+            return config
+    return default_config(num_out, num_in, num_rows, num_cores=num_cores)
+
+
+def make_counters(num_out: int, device: torch.device) -> Tensor:
+    """Arrival counters for any cut of N = num_out. They are zero again after each product.
+
+    One per weight, or one for all products of one stream: two products must not use it at the same time.
+    """
+    return torch.zeros((triton.cdiv(num_out, 8),), dtype=torch.int32, device=device)
+
+
+def _launch(
+    kind: str,
+    x: Tensor,
+    w: Tensor,
+    scale: Tensor | None,
+    zero: Tensor | None,
+    bias: Tensor | None,
+    config: GemvConfig,
+    counters: Tensor | None,
+) -> Tensor:
+    num_rows, num_in = x.shape
+    num_out = w.shape[0]
+    y = torch.empty((num_rows, num_out), dtype=x.dtype, device=x.device)
+    if num_rows == 0:
+        return y
+    num_blocks, partials = triton.cdiv(num_out, config.block_n), None
+    if config.split_k > 1:
+        partials = torch.empty((config.split_k, num_rows, num_out), dtype=torch.float32, device=x.device)
+        if counters is None:
+            counters = torch.zeros((num_blocks,), dtype=torch.int32, device=x.device)
+    _gemv_kernel[(num_blocks, config.split_k)](
+        x,
+        w,
+        scale,
+        zero,
+        bias,
+        y,
+        partials,
+        counters,
+        num_out,
+        x.stride(0),
+        w.stride(0),
+        M=num_rows,
+        K=num_in,
+        KIND=kind,
+        BLOCK_N=config.block_n,
+        BLOCK_K=config.block_k,
+        SPLIT_K=config.split_k,
+        STAGES=config.num_stages,
+        DOT=config.dot or num_rows > 1,
+        UPCAST=INTERPRETED,
+        num_warps=config.num_warps,
+    )
+    return y
+
+
+def gemv(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    config: GemvConfig | None = None,
+    counters: Tensor | None = None,
+) -> Tensor:
+    """x W^T + b: x [M, K] with M <= 8, weight [N, K], rows contiguous inside; a new [M, N] in x's dtype, summed in
+    float32. config: default `default_config`. counters: from `make_counters`; None: zeroed for this product."""
+    config = config or default_config(weight.shape[0], x.shape[1], x.shape[0])
+    return _launch("dense", x, weight, None, None, bias, config, counters)
+
+
+def gemv_fp8(
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    bias: Tensor | None = None,
+    *,
+    config: GemvConfig | None = None,
+    counters: Tensor | None = None,
+) -> Tensor:
+    """`gemv` with weight [N, K] in float8_e4m3fn, or the same bits as uint8 (decoded by integer arithmetic, for chips
+    without fp8 conversions), times scale float32 [N] or [N, 1]."""
+    config = config or default_config(weight.shape[0], x.shape[1], x.shape[0])
+    kind = "fp8_bits" if weight.dtype == torch.uint8 else "fp8"
+    return _launch(kind, x, weight, scale, None, bias, config, counters)
+
+
+def gemv_int4(
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    zero: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    config: GemvConfig | None = None,
+    counters: Tensor | None = None,
+) -> Tensor:
+    """`gemv` with 4-bit weights: W[n, k] = (code - zero[n, k // G]) * scale[n, k // G].
+
+    weight uint8 [N, K / 2]: column 2 i in the low half of byte i, 2 i + 1 in the high half. scale and zero [N, K / G],
+    any float dtype, contiguous; zero None: 8. Groups G: a power of two from 32.
+    """
+    group = x.shape[1] // scale.shape[1]
+    if config is None:
+        config = default_config(weight.shape[0], x.shape[1], x.shape[0], group=group)
+    elif config.block_k != group:
+        config = GemvConfig(**{**vars(config), "block_k": group})
+    return _launch("int4", x, weight, scale, zero, bias, config, counters)

@@ -1,0 +1,146 @@
+"""Root-mean-square norms. Shapes: R rows of D features; one program takes a few whole rows, in float32."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+Tensor = torch.Tensor
+
+ELEMENTS = 1024
+"""Elements of a program's tile, where rows are short enough to take several."""
+
+
+@triton.jit
+def scale_to_unit_rms(x, weight, eps, width, DTYPE: tl.constexpr, ROUND: tl.constexpr):
+    """x [BLOCK_R, BLOCK_D] float32, zero beyond `width`. ROUND: to DTYPE before the product with the weight."""
+    inverse = tl.rsqrt(tl.sum(x * x, axis=1) / width + eps)
+    unit = x * inverse[:, None]
+    if ROUND:
+        unit = unit.to(DTYPE).to(tl.float32)
+    return unit * weight
+
+
+@triton.jit
+def _rms_norm_kernel(
+    x_ptr,
+    weight_ptr,
+    out_ptr,
+    num_rows,
+    num_inner,
+    stride_outer,
+    stride_inner,
+    width,
+    eps,
+    ROUND: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    rows = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
+    columns = tl.arange(0, BLOCK_D)
+    mask = (rows < num_rows)[:, None] & (columns < width)[None, :]
+    start = rows // num_inner * stride_outer + rows % num_inner * stride_inner
+    x = tl.load(x_ptr + start[:, None] + columns[None, :], mask=mask, other=0.0).to(tl.float32)
+    weight = tl.load(weight_ptr + columns, mask=columns < width, other=0.0).to(tl.float32)
+    dtype: tl.constexpr = out_ptr.dtype.element_ty
+    y = scale_to_unit_rms(x, weight[None, :], eps, width, dtype, ROUND)
+    tl.store(out_ptr + rows[:, None] * width + columns[None, :], y.to(dtype), mask=mask)
+
+
+@triton.jit
+def _add_rms_norm_kernel(
+    x_ptr,
+    residual_ptr,
+    weight_ptr,
+    num_rows,
+    stride_x,
+    stride_residual,
+    width,
+    eps,
+    ROUND: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    rows = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
+    columns = tl.arange(0, BLOCK_D)
+    mask = (rows < num_rows)[:, None] & (columns < width)[None, :]
+    x_at = x_ptr + rows[:, None] * stride_x + columns[None, :]
+    residual_at = residual_ptr + rows[:, None] * stride_residual + columns[None, :]
+    dtype: tl.constexpr = x_ptr.dtype.element_ty
+    weight = tl.load(weight_ptr + columns, mask=columns < width, other=0.0).to(tl.float32)
+    total = tl.load(x_at, mask=mask, other=0.0).to(tl.float32) + tl.load(residual_at, mask=mask, other=0.0)
+    total = total.to(dtype)
+    tl.store(residual_at, total, mask=mask)
+    y = scale_to_unit_rms(total.to(tl.float32), weight[None, :], eps, width, dtype, ROUND)
+    tl.store(x_at, y.to(dtype), mask=mask)
+
+
+def row_tile(width: int) -> tuple[int, int, int]:
+    """(rows, padded width, warps) of a program that keeps whole rows of `width` in registers."""
+    block_d = triton.next_power_of_2(width)
+    block_r = max(1, ELEMENTS // block_d)
+    return block_r, block_d, 16 if block_d > 8192 else 8 if block_d > 2048 else 4
+
+
+def rows_of(x: Tensor) -> tuple[Tensor, int, int, int, int]:
+    """(tensor, rows, rows of an inner group, stride of a group, stride of a row) of x [..., D].
+
+    Rows of up to two leading dimensions are walked as they lie (heads of a packed projection); others are copied.
+    """
+    width = x.shape[-1]
+    if x.stride(-1) != 1 or (x.dim() > 3 and not x.is_contiguous()):
+        x = x.contiguous()
+    if x.dim() == 3 and not x.is_contiguous():
+        return x, x.shape[0] * x.shape[1], x.shape[1], x.stride(0), x.stride(1)
+    if x.dim() == 2:
+        return x, x.shape[0], 1, x.stride(0), 0
+    return x, x.numel() // width, 1, width, 0
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """The op `rms_norm`: x [..., D], possibly strided, normed over D; a new contiguous tensor in x's dtype."""
+    x, num_rows, num_inner, stride_outer, stride_inner = rows_of(x)
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if num_rows == 0:
+        return out
+    block_r, block_d, num_warps = row_tile(x.shape[-1])
+    _rms_norm_kernel[(triton.cdiv(num_rows, block_r),)](
+        x,
+        weight,
+        out,
+        num_rows,
+        num_inner,
+        stride_outer,
+        stride_inner,
+        x.shape[-1],
+        eps,
+        ROUND=weight.dtype == x.dtype,
+        BLOCK_R=block_r,
+        BLOCK_D=block_d,
+        num_warps=num_warps,
+    )
+    return out
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The op `add_rms_norm` in one pass and in place: residual becomes x + residual, x its norm. Both [T, D]."""
+    num_rows, width = x.shape
+    if num_rows == 0:
+        return x, residual
+    block_r, block_d, num_warps = row_tile(width)
+    _add_rms_norm_kernel[(triton.cdiv(num_rows, block_r),)](
+        x,
+        residual,
+        weight,
+        num_rows,
+        x.stride(0),
+        residual.stride(0),
+        width,
+        eps,
+        ROUND=weight.dtype == x.dtype,
+        BLOCK_R=block_r,
+        BLOCK_D=block_d,
+        num_warps=num_warps,
+    )
+    return x, residual
