@@ -49,10 +49,7 @@ def test_a_capturing_platform_with_reference_attention_runs_eagerly_and_says_so(
     caplog.set_level(logging.WARNING)
     tokens = {}
     for backend in ("refdev", "reference"):
-        with (
-            caplog.at_level(logging.WARNING),
-            LLM(model, platform="refdev", attention_backend=backend, **options) as llm,
-        ):
+        with LLM(model, platform="refdev", attention_backend=backend, **options) as llm:
             outputs = llm.generate(prompts, params, use_tqdm=False)
         tokens[backend] = [list(o.outputs[0].token_ids) for o in outputs]
     assert tokens["reference"] == tokens["refdev"]

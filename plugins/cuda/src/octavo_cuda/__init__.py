@@ -77,7 +77,6 @@ def platform_caps(options: Mapping[str, object]) -> PlatformCaps:
         fp8=frozenset({"e4m3fn", "e5m2"}) if fp8 else frozenset(),
         streams=True,
         pinned_memory=True,
-        uva=True,
         triton=has_triton(),
         graph="capture",
         dist_backend="nccl",

@@ -114,7 +114,7 @@ def text(nvml: Any, function: str, handle: ctypes.c_void_p) -> str:
 
 
 def visible(found: Sequence[Card], choice: str | None) -> list[Card]:
-    """The cards that CUDA_VISIBLE_DEVICES=`choice` leaves: numbers or beginnings of UUIDs, up to the first wrong one."""
+    """What CUDA_VISIBLE_DEVICES=`choice` leaves: numbers or beginnings of UUIDs, up to the first wrong one."""
     if choice is None:
         return list(found)
     chosen: list[Card] = []

@@ -1,0 +1,89 @@
+"""8-bit floating-point matrix products: weights quantized at load, one scale a row; activations one scale a token.
+
+    few tokens    y = gemv(x, W8) * scale_w                    activations stay as they are: reading W8 is all the cost
+    more          y = (x8 W8^T) * scale_x * scale_w            on the fp8 matrix units, twice the rate of bfloat16
+
+Shapes: T tokens, K in_features, N out_features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from octavo.plugin import YES, Device, LinearSpec, QuantScheme, Support, no
+
+Tensor = torch.Tensor
+
+ONLINE = "online:fp8"
+"""The packing of a plain weight [N, K] that the kernel is asked to quantize itself."""
+
+SCHEME = QuantScheme(weight="fp8_e4m3", act="fp8_e4m3", granularity="channel", dynamic_act=True, packing=ONLINE)
+
+SINCE = (8, 9)
+MULTIPLE = 16
+"""What the row-wise product asks of N and K."""
+LARGEST = torch.finfo(torch.float8_e4m3fn).max
+SMALLEST_SCALE = 1e-12
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fp8Weight:
+    """weight float8_e4m3fn [N, K]; scale float32 [1, N]. counters: see `octavo.triton.gemv.make_counters`."""
+
+    weight: Tensor
+    scale: Tensor
+    counters: Tensor
+
+
+def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """(float8_e4m3fn [N, K], scale float32 [N, 1]) of a weight [N, K]: each row's largest value becomes 448."""
+    scale = weight.abs().amax(dim=1, keepdim=True).float().clamp_min(SMALLEST_SCALE) / LARGEST
+    return (weight.float() / scale).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn), scale
+
+
+class Fp8Linear:
+    """Weights and activations in fp8 e4m3, for layers whose scheme is `SCHEME`."""
+
+    name: ClassVar[str] = "fp8"
+
+    @classmethod
+    def supports(cls, spec: LinearSpec, device: Device) -> Support:
+        if spec.scheme is None or spec.scheme.packing != ONLINE:
+            return no(f"quantizes weights that are asked for as {ONLINE}")
+        if device.type != "cuda":
+            return no(f"needs a cuda device, not {device.type}")
+        if getattr(device, "capability", (0, 0)) < SINCE:
+            return no("needs fp8 matrix units (compute capability 8.9)")
+        if spec.act_dtype != "bfloat16" or spec.out_dtype != "bfloat16":
+            return no(f"multiplies bfloat16 activations, not {spec.act_dtype} to {spec.out_dtype}")
+        if spec.out_features % MULTIPLE or spec.in_features % MULTIPLE:
+            return no(f"needs both sizes in multiples of {MULTIPLE}, not {spec.out_features}x{spec.in_features}")
+        return YES
+
+    def __init__(self) -> None:
+        from octavo.triton.gemv import MAX_ROWS, gemv_fp8
+        from octavo.triton.quantize import quantize_fp8
+
+        self._few = MAX_ROWS
+        self._gemv, self._quantize = gemv_fp8, quantize_fp8
+
+    def prepare(self, weights: Mapping[str, Tensor], spec: LinearSpec, device: Device) -> Fp8Weight:
+        """weights: "weight" [N, K], plain."""
+        from octavo.triton.gemv import make_counters
+
+        weight, scale = quantize_rows(weights["weight"].to(device.torch_device))
+        counters = make_counters(spec.out_features, device.torch_device)
+        return Fp8Weight(weight=weight, scale=scale.reshape(1, -1), counters=counters)
+
+    def apply(self, x: Tensor, w: Fp8Weight, bias: Tensor | None) -> Tensor:
+        """x bfloat16 [T, K] -> [T, N]."""
+        if x.shape[0] <= self._few:
+            return self._gemv(x, w.weight, w.scale[0], bias, counters=w.counters)
+        values, scale = self._quantize(x)
+        return torch._scaled_mm(
+            values, w.weight.t(), scale_a=scale, scale_b=w.scale, bias=bias, out_dtype=x.dtype, use_fast_accum=True
+        )

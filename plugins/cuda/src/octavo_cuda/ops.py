@@ -1,0 +1,55 @@
+"""The index of this platform's kernels: what is registered, and with which priority."""
+
+from __future__ import annotations
+
+import logging
+
+from octavo.plugin import Device, KernelRegistry
+from octavo_cuda.linear import CublasLinear
+
+log = logging.getLogger("octavo.cuda")
+
+PROVIDER = "triton"
+
+
+def register(registry: KernelRegistry, device: Device, *, triton: bool) -> None:
+    """Register every kernel. triton: whether Triton is installed; without it only matrix products have kernels."""
+    registry.linear(CublasLinear, priority=10)
+    if not triton:
+        log.warning(
+            "Triton is not installed: attention and small ops run on core's slow references; pip install triton"
+        )
+        return
+    register_triton(registry, device)
+
+
+def register_triton(registry: KernelRegistry, device: Device) -> None:
+    """Core's portable kernels with this card's measurements, and what needs one of them."""
+    from octavo.triton import activation, bookkeeping, logits, norm, rope, sampling, topk_topp
+    from octavo.triton.attention_backend import TritonAttention
+    from octavo_cuda.attention import Fa3Attention
+    from octavo_cuda.fp8 import Fp8Linear
+    from octavo_cuda.linear import GemvLinear
+    from octavo_cuda.tuning import tuning_for
+
+    tuning = tuning_for(device.describe().name)
+    registry.attention(Fa3Attention, priority=20)
+    registry.attention(TritonAttention.with_tuning(tuning.attention), priority=10)
+    registry.linear(Fp8Linear, priority=30)
+    registry.linear(GemvLinear.with_table(tuning.gemv), priority=20)
+    for fn, inplace in (
+        (norm.rms_norm, False),
+        (norm.add_rms_norm, True),
+        (rope.rope, False),
+        (rope.qkv_norm_rope, True),
+        (activation.act_and_mul, False),
+        (bookkeeping.gather_tokens, False),
+        (bookkeeping.slot_mapping, False),
+        (sampling.greedy, False),
+        (sampling.sample, False),
+        (logits.penalties, True),
+        (logits.min_p, True),
+        (logits.apply_bitmask, True),
+        (topk_topp.topk_topp, True),
+    ):
+        registry.op(fn.__name__, fn, provider=PROVIDER, priority=10, inplace=inplace)
