@@ -1,9 +1,10 @@
-"""The patch detector: does loading a platform change anything that is not its own?
+"""The patch detector: does loading a platform, or serving with it, change anything that is not its own?
 
-    python -m octavo.testing.conformance.patches NAME      prints the changed names as a JSON list
+    python -m octavo.testing.conformance.patches NAME      prints what `detect` finds as JSON
 
 Takes the identity of every attribute of octavo's modules and classes, and of torch's public callables, before the
-platform is opened and after it has registered its kernels. Runs in a process of its own, which has loaded no plugin.
+platform is opened, after it has registered its kernels, and after a tiny model has answered a request on it. Runs in a
+process of its own, which has loaded no plugin.
 """
 
 from __future__ import annotations
@@ -12,12 +13,16 @@ import importlib
 import json
 import pkgutil
 import sys
+import tempfile
 import types
+from pathlib import Path
 from typing import Any
 
 import octavo
+from octavo.errors import OctavoError
 
-TORCH = ("torch", "torch.nn.functional", "torch.accelerator", "torch.distributed", "torch.library", "torch:Tensor")
+TORCH = ("torch.nn.functional", "torch.distributed", "torch:Tensor", "torch.nn:Module")
+"""Looked at besides `torch` and the modules right below it, which hold every backend's own (`torch.<type>`)."""
 KIT = "octavo.testing.conformance"
 BOOKKEEPING = {"__dict__", "__weakref__", "__doc__", "__annotations__", "__non_callable_proto_members__", "_abc_impl"}
 """What Python itself writes into classes while they are used."""
@@ -32,9 +37,9 @@ def snapshot() -> dict[str, object]:
             # Importing a submodule sets it as an attribute of its package: that is no patch.
             if not attribute.startswith("__") and not isinstance(value, types.ModuleType):
                 note(found, f"{name}.{attribute}", value, home=name)
-    for name in TORCH:
+    for name in torch_owners():
         home, _, cls = name.partition(":")
-        owner: Any = importlib.import_module(home)
+        owner: Any = sys.modules[home]
         owner = getattr(owner, cls) if cls else owner
         for attribute, value in vars(owner).items():
             if not attribute.startswith("_") and callable(value):
@@ -68,6 +73,12 @@ def octavo_modules() -> list[str]:
     ]
 
 
+def torch_owners() -> list[str]:
+    """ "module" or "module:class" of torch whose public callables are looked at."""
+    below = [name for name in sys.modules if name.startswith("torch.") and name.count(".") == 1 and "._" not in name]
+    return ["torch", *below, *TORCH]
+
+
 def import_everything() -> None:
     """Import all of octavo, so that nothing can be patched unseen. Modules whose optional parts are missing are left
     out: the platform cannot have them loaded either."""
@@ -88,19 +99,45 @@ def changes(before: dict[str, object], after: dict[str, object]) -> list[str]:
     return sorted({*replaced, *added})
 
 
-def detect(name: str) -> list[str]:
-    """Open platform `name` in this process and say what that changed."""
+def detect(name: str) -> dict[str, Any]:
+    """Open platform `name` in this process and serve one request on it.
+
+    loading, serving: names that this changed; error: why the request could not be served, or "".
+    """
     from octavo.testing.conformance.settings import Settings
     from octavo.testing.conformance.subject import Subject
+    from octavo.testing.tiny import make_model
 
-    import_everything()
-    loaded = set(octavo_modules())
-    before = snapshot()
-    subject = Subject(name, Settings())
-    list(subject.ops())
-    fresh = set(octavo_modules()) - loaded
-    after = {k: v for k, v in snapshot().items() if not any(k.startswith(f"{module}.") for module in fresh)}
-    return changes(before, after)
+    with tempfile.TemporaryDirectory() as folder:
+        # Before anything of the platform is imported, so that what this loads is seen in its own state.
+        make_model(Path(folder), "llama", tokenizer=False)
+        import_everything()
+        ours = set(octavo_modules())
+
+        def look() -> dict[str, object]:
+            fresh = set(octavo_modules()) - ours
+            return {k: v for k, v in snapshot().items() if not any(k.startswith(f"{module}.") for module in fresh)}
+
+        before = look()
+        subject = Subject(name, Settings())
+        list(subject.ops())
+        loaded = look()
+        error = serve_one(subject, Path(folder))
+    return {"loading": changes(before, loaded), "serving": changes(loaded, look()), "error": error}
+
+
+def serve_one(subject: Any, folder: Path) -> str:
+    """Let the model answer a request. "" or what went wrong: whatever was patched may well show here, and is said."""
+    from octavo.testing.conformance.engines import GREEDY, engine
+
+    try:
+        with engine(subject, folder) as llm:
+            llm.generate([[17, 18, 19]], GREEDY, use_tqdm=False)
+    except OctavoError as error:
+        return str(error)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 if __name__ == "__main__":

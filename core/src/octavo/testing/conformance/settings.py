@@ -11,6 +11,9 @@ rms_norm.bfloat16 = 3e-2          # op, or "linear" / "attention", by dtype: rep
 
 [max_seconds]
 probe = 2.0
+
+[absent]                          # environment variables with which the plugin does not find its hardware
+ACME_DEVICE = "/nonexistent"
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from typing import Any
 
 from octavo.errors import ConfigError
 
-SECTIONS = ("tolerance", "xfail", "skip", "max_seconds")
+SECTIONS = ("tolerance", "xfail", "skip", "max_seconds", "absent")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +38,7 @@ class Settings:
     xfail: Mapping[str, str] = field(default_factory=dict)
     skip: Mapping[str, str] = field(default_factory=dict)
     max_seconds: Mapping[str, float] = field(default_factory=dict)
+    absent: Mapping[str, str] = field(default_factory=dict)
 
     def error(self, what: str, dtype: str, default: float) -> float:
         """The error allowed for an op or kernel family in a dtype."""
@@ -55,6 +59,9 @@ def read_settings(path: Path | None) -> Settings:
         for pattern, reason in data.get(section, {}).items():
             if not isinstance(reason, str) or not reason:
                 raise ConfigError(f"{path}: {section}.{pattern!r} needs a reason in words")
+    for variable, value in data.get("absent", {}).items():
+        if not isinstance(value, str):
+            raise ConfigError(f"{path}: absent.{variable} must be text, as it goes into the environment")
     return Settings(**data)
 
 

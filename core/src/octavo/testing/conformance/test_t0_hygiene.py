@@ -36,8 +36,10 @@ def opened(subject: Subject) -> dict[str, object]:
     return run_fresh(OPEN.format(name=subject.name, heavy=HEAVY))
 
 
-def run_fresh(code: str) -> dict[str, object]:
-    done = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, check=False, env=ENVIRONMENT)
+def run_fresh(code: str, **environment: str) -> dict[str, object]:
+    """Run code in a process that knows no plugin, with `environment` on top of the usual one."""
+    env = ENVIRONMENT | environment
+    done = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, check=False, env=env)
     assert done.returncode == 0, done.stderr.strip().splitlines()[-1]
     facts: dict[str, object] = json.loads(done.stdout.strip().splitlines()[-1])
     return facts
@@ -58,6 +60,24 @@ def test_probe_is_quick(subject: Subject, opened: dict[str, object]) -> None:
 
 def test_probe_gives_the_same_answer_twice(opened: dict[str, object]) -> None:
     assert opened["same"]
+
+
+ABSENT = """
+import json
+from octavo.discovery import survey
+[found] = [report for report in survey() if report.name == {name!r}]
+print(json.dumps({{"state": found.state, "reason": found.reason}}))
+"""
+
+
+def test_absent_hardware_is_an_answer_with_a_reason(subject: Subject) -> None:
+    assert subject.platform is not None
+    hide = subject.settings.absent
+    if not hide:
+        pytest.skip("conformance.toml does not say how to hide the hardware: [absent] with environment variables")
+    found = run_fresh(ABSENT.format(name=subject.name), **hide)
+    assert found["state"] == "absent", f"with {dict(hide)} the platform is {found['state']}: {found['reason']}"
+    assert found["reason"], "an absent platform must say what was not found: Probe(available=False, reason=...)"
 
 
 def test_every_option_is_documented_and_has_a_default(subject: Subject) -> None:
@@ -84,10 +104,21 @@ def test_a_spawned_worker_can_load_the_locked_platform(subject: Subject) -> None
     assert run_fresh(code) == {"version": subject.platform.info.version}
 
 
-def test_nothing_outside_the_plugin_is_patched(subject: Subject) -> None:
+@pytest.fixture(scope="module")
+def patched(subject: Subject) -> dict[str, object]:
+    """What loading the platform and serving a request with it changed, in a fresh process."""
     assert subject.platform is not None
     command = [sys.executable, "-m", "octavo.testing.conformance.patches", subject.name]
     done = subprocess.run(command, text=True, capture_output=True, check=False, env=ENVIRONMENT)
     assert done.returncode == 0, done.stderr.strip().splitlines()[-1]
-    changed = json.loads(done.stdout.strip().splitlines()[-1])
-    assert changed == [], f"loading the platform changed {', '.join(changed[:10])}"
+    facts: dict[str, object] = json.loads(done.stdout.strip().splitlines()[-1])
+    return facts
+
+
+@pytest.mark.parametrize("stage", ["loading", "serving"])
+def test_nothing_outside_the_plugin_is_patched(patched: dict[str, list[str]], stage: str) -> None:
+    assert patched[stage] == [], f"{stage} changed {', '.join(patched[stage][:10])}"
+
+
+def test_a_request_is_served_in_a_fresh_process(patched: dict[str, object]) -> None:
+    assert patched["error"] == ""

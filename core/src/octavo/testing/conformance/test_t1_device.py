@@ -57,27 +57,6 @@ def test_a_pinned_copy_arrives_unchanged(subject: Subject) -> None:
     assert torch.equal(arrived.cpu(), torch.arange(1000, dtype=torch.int32))
 
 
-def test_memory_figures_make_sense(subject: Subject) -> None:
-    device = subject.device
-    device.empty_cache()
-    memory = device.memory()
-    assert memory.total > 0
-    assert 0 <= memory.free <= memory.total
-    assert 0 <= memory.non_torch <= memory.total
-    assert device.describe().memory in (0, memory.total) or device.describe().memory >= memory.total
-
-
-def test_the_peak_resets(subject: Subject) -> None:
-    device = subject.device
-    block = torch.zeros(8 << 20, dtype=torch.uint8, device=device.torch_device)
-    during = device.memory().peak_torch
-    del block
-    device.synchronize()
-    device.empty_cache()
-    device.reset_peak()
-    assert device.memory().peak_torch <= max(during, 0)
-
-
 def test_a_seed_repeats_random_numbers(subject: Subject) -> None:
     device = subject.device
     draws = []

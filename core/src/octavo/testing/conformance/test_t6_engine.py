@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from octavo import LLM, SamplingParams
-from octavo.errors import ConfigError
-from octavo.plugin import MultipleOf
+from octavo import SamplingParams
+from octavo.testing.conformance.engines import GREEDY, dtype_of, engine, tokens
 from octavo.testing.conformance.subject import Subject
 from octavo.testing.tiny import make_model
 
@@ -22,7 +20,6 @@ MODELS = ("llama", "qwen3", "gemma2")
 GAP = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.4}
 """How far below the likeliest token, in logits, a greedy choice may lie: rounding flips near ties."""
 
-GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 MIXED = [
     GREEDY,
     SamplingParams(temperature=0.8, seed=7, max_tokens=24, ignore_eos=True),
@@ -55,35 +52,6 @@ def folder(request: pytest.FixtureRequest, folders: dict[str, Path]) -> Path:
 def usual(subject: Subject, folder: Path) -> list[list[int]]:
     """What the default settings give."""
     return tokens(engine(subject, folder), prompts(), MIXED)
-
-
-def dtype_of(subject: Subject) -> str:
-    return "float32" if "float32" in subject.caps.dtypes else subject.caps.default_dtype
-
-
-def engine(subject: Subject, folder: Path, **settings: Any) -> LLM:
-    """A small engine on the platform."""
-    rule = subject.caps.schedule.block_sizes[0]
-    block = -(-16 // rule.value) * rule.value if isinstance(rule, MultipleOf) else rule
-    base: dict[str, Any] = {
-        "platform": subject.name,
-        "dtype": dtype_of(subject),
-        "max_model_len": 160,
-        "max_num_seqs": 8,
-        "max_num_batched_tokens": 256,
-        "num_kv_blocks": 1 + 8 * -(-160 // block),
-        "block_size": block,
-        "skip_tokenizer_init": True,
-    }
-    return LLM(str(folder), **(base | settings))
-
-
-def tokens(llm: LLM, asked: list[list[int]], params: Any) -> list[list[int]]:
-    """Generated ids of every prompt; the engine is closed."""
-    with llm:
-        outputs = llm.generate(asked, params, use_tqdm=False)
-    gc.collect()
-    return [output.outputs[0].token_ids for output in outputs]
 
 
 def test_greedy_tokens_are_the_likeliest_of_a_plain_model(subject: Subject, folder: Path) -> None:
@@ -143,8 +111,3 @@ def test_own_kernels_and_reference_kernels_agree(subject: Subject, folder: Path)
     forced = tuple((name, "reference") for name in [*families, *ops])
     reference = tokens(engine(subject, folder, kernels=forced, enforce_eager=True), prompts(), GREEDY)
     assert tokens(engine(subject, folder), prompts(), GREEDY) == reference
-
-
-def test_too_little_memory_is_explained(subject: Subject, folders: dict[str, Path]) -> None:
-    with pytest.raises(ConfigError, match="max_model_len"):
-        engine(subject, folders["llama"], num_kv_blocks=2)

@@ -1,0 +1,49 @@
+"""Small engines on the platform under test, for whatever serves requests."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Any
+
+from octavo import LLM, SamplingParams
+from octavo.plugin import MultipleOf
+from octavo.testing.conformance.subject import Subject
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+MAX_MODEL_LEN = 160
+
+
+def dtype_of(subject: Subject) -> str:
+    """The dtype that shows differences best."""
+    return "float32" if "float32" in subject.caps.dtypes else subject.caps.default_dtype
+
+
+def block_size_of(subject: Subject) -> int:
+    """A KV block size that the platform claims: the least that is not below 16, where it has the choice."""
+    rule = subject.caps.schedule.block_sizes[0]
+    return -(-16 // rule.value) * rule.value if isinstance(rule, MultipleOf) else rule
+
+
+def engine(subject: Subject, folder: Path, **settings: Any) -> LLM:
+    """A small engine on the platform; `settings` are those of LLM and win over the usual ones."""
+    block = block_size_of(subject)
+    base: dict[str, Any] = {
+        "platform": subject.name,
+        "dtype": dtype_of(subject),
+        "max_model_len": MAX_MODEL_LEN,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 256,
+        "num_kv_blocks": 1 + 8 * -(-MAX_MODEL_LEN // block),
+        "block_size": block,
+        "skip_tokenizer_init": True,
+    }
+    return LLM(str(folder), **(base | settings))
+
+
+def tokens(llm: LLM, asked: list[list[int]], params: Any) -> list[list[int]]:
+    """Generated ids of every prompt; the engine is closed."""
+    with llm:
+        outputs = llm.generate(asked, params, use_tqdm=False)
+    gc.collect()
+    return [output.outputs[0].token_ids for output in outputs]
