@@ -76,7 +76,7 @@ class Fa3Attention:
             return no(f"a cache in {spec.kv_dtype} needs queries in it too, and reads slower than Triton's kernel")
         if not spec.causal:
             return no("only causal attention is implemented")
-        if reason := self_test(cls, spec, device):
+        if reason := self_test(spec, device):  # type: ignore[arg-type]
             return no(reason)
         return YES
 
@@ -159,15 +159,15 @@ def load_write() -> Callable[[Tensor, Tensor, KVView, Tensor], None]:
 
 
 @cache
-def self_test(backend: type[Any], spec: AttentionSpec, device: Device) -> str:
-    """Why the backend must not serve layers of this kind; empty if it agrees with plain attention."""
+def self_test(spec: AttentionSpec, device: Device) -> str:
+    """Why FlashAttention 3 must not serve layers of this kind; empty if it agrees with plain attention."""
     from octavo.testing.conformance import paged
 
     try:
         load_fa3()
     except (ImportError, AttributeError, OSError) as error:
         return f"{MODULE} is not usable: {error}"
-    layout = backend.kv_layout(paged.kv_spec_of(spec))
+    layout = Fa3Attention.kv_layout(paged.kv_spec_of(spec))
     limits = BatchLimits(max_num_tokens=64, max_num_seqs=8, max_model_len=256)
     for lens, pad_tokens, pad_seqs in SELF_TESTS:
         case = paged.Case(spec=spec, lens=lens, pad_tokens=pad_tokens, pad_seqs=pad_seqs)
@@ -175,10 +175,10 @@ def self_test(backend: type[Any], spec: AttentionSpec, device: Device) -> str:
         out = torch.empty_like(inputs.q)
         try:
             with device.inference():
-                instance = backend(spec, limits, device)
-                plan = instance.plan(inputs.batch, graph=False)
+                backend = Fa3Attention(spec, limits, device)
+                plan = backend.plan(inputs.batch, graph=False)
                 layer = AttnLayer(index=0, sinks=inputs.sinks)
-                instance.run(layer, inputs.q, inputs.k, inputs.v, inputs.kv, plan, out)
+                backend.run(layer, inputs.q, inputs.k, inputs.v, inputs.kv, plan, out)
                 found = out.cpu().float()
         except (RuntimeError, TypeError, ValueError) as error:
             return f"it fails its self-test: {str(error).strip().splitlines()[0]}"

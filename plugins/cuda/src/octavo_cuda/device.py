@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import torch
 
@@ -21,12 +22,9 @@ class CudaDevice(TorchDevice):
         """Compute capability: (9, 0) for Hopper."""
         return torch.cuda.get_device_capability(self.index)
 
-    @property
-    def card(self) -> str:
-        """The product's name, by which tuning tables are kept."""
-        return torch.cuda.get_device_name(self.index)
-
     def describe(self) -> DeviceDesc:
-        p = torch.cuda.get_device_properties(self.index)
+        p: Any = torch.cuda.get_device_properties(self.index)
+        if not hasattr(p, "pci_bus_id"):  # an older torch
+            return super().describe()
         pci = f"{p.pci_domain_id:04x}:{p.pci_bus_id:02x}:{p.pci_device_id:02x}.0"
         return dataclasses.replace(super().describe(), pci=pci)
