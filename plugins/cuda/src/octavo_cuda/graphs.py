@@ -38,6 +38,20 @@ def decode_sizes(max_num_seqs: int) -> list[int]:
     return sizes
 
 
+def recorded_shapes(limits: BatchLimits) -> list[BatchKey]:
+    """Decode steps of every size up to the largest batch, and small steps that may hold prompts."""
+    decode = [
+        BatchKey(num_tokens=size, num_seqs=size, max_q_len=1)
+        for size in decode_sizes(min(limits.max_num_seqs, limits.max_num_tokens))
+    ]
+    mixed = [
+        BatchKey(num_tokens=tokens, num_seqs=min(tokens, limits.max_num_seqs))
+        for tokens in MIXED_TOKENS
+        if tokens <= limits.max_num_tokens
+    ]
+    return [*decode, *mixed]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Recorded:
     """A graph and what its replay leaves: valid until the next replay of any graph."""
@@ -59,17 +73,8 @@ class CudaGraphs:
         self._recorded: list[Recorded] = []
 
     def keys(self, limits: BatchLimits) -> Sequence[BatchKey]:
-        """Decode steps of every size up to the largest batch, and small steps that may hold prompts."""
-        decode = [
-            BatchKey(num_tokens=size, num_seqs=size, max_q_len=1)
-            for size in decode_sizes(min(limits.max_num_seqs, limits.max_num_tokens))
-        ]
-        mixed = [
-            BatchKey(num_tokens=tokens, num_seqs=min(tokens, limits.max_num_seqs))
-            for tokens in MIXED_TOKENS
-            if tokens <= limits.max_num_tokens
-        ]
-        return [*decode, *mixed]
+        """See `recorded_shapes`."""
+        return recorded_shapes(limits)
 
     def prepare(self, key: BatchKey, fn: Step) -> Recorded:
         """Run `fn` once, which compiles its kernels and takes library workspaces, then record it.
