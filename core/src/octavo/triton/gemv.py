@@ -11,6 +11,7 @@ No float atomics: equal inputs give equal bits. Weights: bf16/fp16, fp8 e4m3 wit
 codes with a scale (and a zero point) per row and group of K; both are decoded in registers.
 """
 
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -78,6 +79,10 @@ def _gemv_kernel(
     N,
     stride_x,
     stride_w,
+    stride_sn,
+    stride_sg,
+    stride_zn,
+    stride_zg,
     M: tl.constexpr,
     K: tl.constexpr,
     KIND: tl.constexpr,
@@ -89,7 +94,7 @@ def _gemv_kernel(
     UPCAST: tl.constexpr,
 ):
     ROWS: tl.constexpr = 16 if DOT else 1  # the matrix unit's least
-    # A byte of a 4-bit weight holds columns 2 i and 2 i + 1.
+    # A byte of a 4-bit weight holds a column of its group's first half and the same one of the second half.
     PER_LOAD: tl.constexpr = 2 if KIND == "int4" else 1
     WIDTH: tl.constexpr = BLOCK_K // PER_LOAD
     NUM_TILES: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
@@ -104,21 +109,21 @@ def _gemv_kernel(
     acc = tl.zeros([BLOCK_N, ROWS if DOT else WIDTH], dtype=tl.float32)
 
     for tile in tl.range(part * TILES, tl.minimum(part * TILES + TILES, NUM_TILES), num_stages=STAGES):
-        k = (tile * WIDTH + column) * PER_LOAD
+        k = tile * BLOCK_K + column
         inside = k < K
         at = w_ptr + row[:, None] * stride_w + (tile * WIDTH + column)[None, :]
         if EXACT:
             w = tl.load(at, eviction_policy="evict_first")
         else:
-            w = tl.load(at, mask=inside[None, :], other=0, eviction_policy="evict_first")
+            w = tl.load(at, mask=inside[None, :], other=0.0, eviction_policy="evict_first")
         if KIND == "int4":
             zero = 8.0
             if zero_ptr is not None:
-                zero = tl.load(zero_ptr + row * NUM_TILES + tile).to(tl.float32)[:, None]
-            scale = tl.load(scale_ptr + row * NUM_TILES + tile).to(tl.float32)[:, None]
+                zero = tl.load(zero_ptr + row * stride_zn + tile * stride_zg).to(tl.float32)[:, None]
+            scale = tl.load(scale_ptr + row * stride_sn + tile * stride_sg).to(tl.float32)[:, None]
             low, high = _decode_nibble(w & 0xF) - zero, _decode_nibble(w >> 4) - zero
             x_low = _load_x(x_ptr, stride_x, k, inside, M, ROWS, dtype)
-            x_high = _load_x(x_ptr, stride_x, k + 1, inside, M, ROWS, dtype)
+            x_high = _load_x(x_ptr, stride_x, k + WIDTH, inside, M, ROWS, dtype)
             if DOT:
                 term = tl.dot(low.to(dtype), x_low, input_precision="ieee")
                 acc += tl.dot(high.to(dtype), x_high, acc=term, input_precision="ieee") * scale
@@ -223,6 +228,8 @@ def _launch(
         num_out,
         x.stride(0),
         w.stride(0),
+        *(scale.stride() if kind == "int4" else (0, 0)),  # type: ignore[union-attr]
+        *(zero.stride() if zero is not None else (0, 0)),
         M=num_rows,
         K=num_in,
         KIND=kind,
@@ -279,8 +286,9 @@ def gemv_int4(
 ) -> Tensor:
     """`gemv` with 4-bit weights: W[n, k] = (code - zero[n, k // G]) * scale[n, k // G].
 
-    weight uint8 [N, K / 2]: column 2 i in the low half of byte i, 2 i + 1 in the high half. scale and zero [N, K / G],
-    any float dtype, contiguous; zero None: 8. Groups G: a power of two from 32.
+    weight uint8 [N, K / 2]: byte i of a group holds its column i in the low half and i + G / 2 in the high half, so
+    that x is read in order. scale and zero [N, K / G], any float dtype and strides (fastest with N innermost); zero
+    None: 8. G: a power of two from 32.
     """
     group = x.shape[1] // scale.shape[1]
     if config is None:

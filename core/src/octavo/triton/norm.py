@@ -1,5 +1,6 @@
 """Root-mean-square norms. Shapes: R rows of D features; one program takes a few whole rows, in float32."""
 
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
 from __future__ import annotations
 
 import torch

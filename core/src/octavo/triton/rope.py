@@ -6,6 +6,7 @@ A tile is some heads of one token, read as three parts so that no pair crosses a
     | first: R / 2 | second: R / 2 | rest: D - R |
 """
 
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
 from __future__ import annotations
 
 import torch
@@ -50,7 +51,9 @@ def _rope_kernel(
     is_q = head < num_heads
     kv_head = head - num_heads
     valid = head < num_heads + num_kv_heads
-    source = tl.where(is_q, q_ptr + token * stride_qt + head * stride_qh, k_ptr + token * stride_kt + kv_head * stride_kh)
+    source = tl.where(
+        is_q, q_ptr + token * stride_qt + head * stride_qh, k_ptr + token * stride_kt + kv_head * stride_kh
+    )
     target = tl.where(
         is_q,
         q_out_ptr + (token * num_heads + head) * head_dim,

@@ -8,6 +8,7 @@ compares their winners. A candidate is one int64, so that comparing is a maximum
 The random choice is that of `octavo.ops.sampling`: the same hash, bit for bit, of (seed, position, token id).
 """
 
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
 from __future__ import annotations
 
 import torch
@@ -89,10 +90,10 @@ def _scan_kernel(
     for start in range(part * chunk, tl.minimum(part * chunk + chunk, vocab), BLOCK):
         token = start + lane
         logit = tl.load(logits_ptr + row.to(tl.int64) * stride_n + token, mask=token < vocab, other=float("-inf"))
-        value = logit
-        if RANDOM:
-            if random:
-                value = logit * inverse + _gumbel(key, token)
+        if random:
+            value = logit * inverse + _gumbel(key, token)
+        else:
+            value = logit
         better = value > best
         best, best_token = tl.where(better, value, best), tl.where(better, token, best_token)
         peak = tl.maximum(peak, tl.where(logit != logit, float("inf"), logit))

@@ -12,6 +12,7 @@ The search ends when the bracket holds one token or one key: about 10 scans of a
 Masses are float32 sums, so that a token whose cumulative probability equals top_p to six digits may fall either way.
 """
 
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
 from __future__ import annotations
 
 import torch

@@ -1,0 +1,173 @@
+"""Compile every launch of the op kernels for chips that are not here. Run as a script, without the interpreter.
+
+A launch is caught where Triton would start it: its arguments give the signature, so that what is compiled is what the
+functions of octavo.triton launch. Prints one line a failure; exits with their number.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from octavo.triton import activation, bookkeeping, gemv, logits, norm, quantize, rope, sampling, topk_topp
+
+TARGETS = {
+    "sm_80": GPUTarget("cuda", 80, 32),
+    "sm_90": GPUTarget("cuda", 90, 32),
+    "sm_100": GPUTarget("cuda", 100, 32),
+    "gfx942": GPUTarget("hip", "gfx942", 64),
+}
+NATIVE_FP8 = {"sm_90", "sm_100", "gfx942"}
+TYPES = {
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.float32: "fp32",
+    torch.int64: "i64",
+    torch.int32: "i32",
+    torch.uint8: "u8",
+    torch.float8_e4m3fn: "fp8e4nv",
+}
+Launch = tuple[Any, ASTSource, dict[str, int]]
+
+
+def describe(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return "*" + TYPES[value.dtype]
+    return "fp32" if isinstance(value, float) else "i32"
+
+
+def catch_launches(into: list[Launch]) -> None:
+    """From now on, a kernel's launch is only written down."""
+
+    def run(kernel: Any, *args: Any, grid: Any, warmup: bool, num_warps: int = 4, **kwargs: Any) -> None:
+        values = dict(zip(kernel.arg_names, args, strict=False)) | kwargs
+        constant = {p.name for p in kernel.params if p.is_constexpr or values[p.name] is None}
+        signature = {n: "constexpr" if n in constant else describe(values[n]) for n in kernel.arg_names}
+        aligned = {
+            (i,): [["tt.divisibility", 16]]
+            for i, n in enumerate(kernel.arg_names)
+            if n not in constant and (signature[n][0] == "*" or (signature[n] == "i32" and values[n] % 16 == 0))
+        }
+        constants = {n: values[n] for n in constant}
+        into.append((kernel, ASTSource(kernel, signature, constants, aligned), {"num_warps": num_warps}))
+
+    triton.JITFunction.run = run
+
+
+def cases() -> Iterator[tuple[str, bool, Callable[[], Any]]]:
+    """(name, whether it needs a chip with fp8 conversions, the call)."""
+    dtype = torch.bfloat16
+    x, weight, wide = torch.zeros(4, 4096, dtype=dtype), torch.zeros(4096, dtype=dtype), torch.zeros(4096)
+    for w in (weight, wide):
+        yield "rms_norm", False, lambda w=w: norm.rms_norm(x, w, 1e-6)
+        yield "add_rms_norm", False, lambda w=w: norm.add_rms_norm(x, x.clone(), w, 1e-6)
+    yield (
+        "rms_norm of heads",
+        False,
+        lambda: norm.rms_norm(torch.zeros(4, 8, 128, dtype=dtype)[:, 2:], weight[:128], 1e-6),
+    )
+    for kind in ("silu", "gelu", "gelu_tanh"):
+        yield f"act_and_mul {kind}", False, lambda kind=kind: activation.act_and_mul(x, kind)
+        yield f"act_and_mul_fp8 {kind}", True, lambda kind=kind: quantize.act_and_mul_fp8(x, kind)
+    yield "quantize_fp8", True, lambda: quantize.quantize_fp8(x)
+    yield "rms_norm_fp8", True, lambda: quantize.rms_norm_fp8(x, weight, 1e-6)
+    yield "add_rms_norm_fp8", True, lambda: quantize.add_rms_norm_fp8(x, x.clone(), weight, 1e-6)
+
+    positions = torch.zeros(4, dtype=torch.int64)
+    heads = torch.zeros(4, 12, 128, dtype=dtype)
+    for rotated in (128, 64):
+        table = torch.zeros(32, rotated, dtype=dtype)
+        yield "rope", False, lambda t=table: rope.rope(heads[:, :8], heads[:, 8:10], positions, t)
+        for rows in (None, 1, 8):
+            q, k = (None, None) if rows is None else (torch.zeros(128 * n, dtype=dtype) for n in (rows, min(rows, 2)))
+            yield (
+                f"qkv_norm_rope norm {rows}",
+                False,
+                lambda t=table, q=q, k=k: rope.qkv_norm_rope(heads.flatten(1), positions, t, q, k, 1e-6, 8, 2),
+            )
+    yield (
+        "qkv_norm_rope unrotated",
+        False,
+        lambda: rope.qkv_norm_rope(heads.flatten(1), positions, None, weight[:128], weight[:128], 1e-6, 8, 2),
+    )
+
+    for rows, vocab in itertools.product((4, 2000), (128256,)):
+        values, ones = torch.empty(1, vocab).expand(rows, vocab), torch.ones(rows)
+        ints = torch.zeros(rows, dtype=torch.int64)
+        yield "greedy", False, lambda v=values: sampling.greedy(v)
+        yield "sample", False, lambda v=values, o=ones, i=ints: sampling.sample(v, o, i, i)
+    ones, ints, values = torch.ones(4), torch.zeros(4, dtype=torch.int64), torch.zeros(4, 1000)
+    counts, prompt = torch.zeros(4, 1000, dtype=torch.int32), torch.zeros(4, 1000, dtype=torch.bool)
+    yield "penalties", False, lambda: logits.penalties(values, counts, prompt, ones, ones, ones)
+    yield "apply_bitmask", False, lambda: logits.apply_bitmask(values, counts)
+    yield "min_p", False, lambda: logits.min_p(values, ones)
+    yield "topk_topp", False, lambda: topk_topp.topk_topp(values, ints, ones)
+    yield "gather_tokens", False, lambda: bookkeeping.gather_tokens(counts, ints, ints)
+    yield "slot_mapping", False, lambda: bookkeeping.slot_mapping(counts, ints, ints, 16)
+
+    for rows, kind, split_k in itertools.product((1, 4), (torch.bfloat16, torch.float16), (1, 4)):
+        config = gemv.GemvConfig(block_n=16, block_k=128, split_k=split_k, dot=rows > 1)
+        a, bias = torch.zeros(rows, 1024, dtype=kind), torch.zeros(512, dtype=kind) if split_k > 1 else None
+        scale = torch.zeros(512)
+        groups = torch.zeros(512, 8, dtype=kind)
+        codes = torch.zeros(512, 1024, dtype=torch.uint8)
+        name = f"M={rows} {kind} split {split_k}"
+        yield (
+            f"gemv {name}",
+            False,
+            lambda a=a, b=bias, c=config: gemv.gemv(a, torch.zeros(512, 1024, dtype=a.dtype), b, config=c),
+        )
+        yield (
+            f"gemv_fp8 {name}",
+            True,
+            lambda a=a, w=codes, s=scale, b=bias, c=config: gemv.gemv_fp8(
+                a, w.view(torch.float8_e4m3fn), s, b, config=c
+            ),
+        )
+        yield (
+            f"gemv_fp8 bits {name}",
+            False,
+            lambda a=a, w=codes, s=scale, b=bias, c=config: gemv.gemv_fp8(a, w, s, b, config=c),
+        )
+        for zero in (None, groups):
+            yield (
+                f"gemv_int4 {name}",
+                False,
+                lambda a=a, w=codes, s=groups, z=zero, b=bias, c=config: gemv.gemv_int4(
+                    a, w[:, :512], s, z, b, config=c
+                ),
+            )
+
+
+def main() -> int:
+    launches: list[Launch] = []
+    catch_launches(launches)
+    failures = compiled = 0
+    chosen = sys.argv[1:] or list(TARGETS)
+    for name, needs_fp8, call in cases():
+        launches.clear()
+        call()
+        assert launches, f"{name} launches nothing"
+        for kernel, source, options in launches:
+            for target in chosen:
+                if needs_fp8 and target not in NATIVE_FP8:
+                    continue
+                compiled += 1
+                try:
+                    triton.compile(source, target=TARGETS[target], options=options)
+                except Exception as error:
+                    failures += 1
+                    print(f"{name}: {kernel.__name__} for {target}: {type(error).__name__}: {error}")
+    print(f"{compiled} compiled, {failures} failed")
+    return failures
+
+
+if __name__ == "__main__":
+    sys.exit(min(main(), 100))

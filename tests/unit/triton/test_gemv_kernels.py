@@ -1,0 +1,125 @@
+"""Products of few rows, interpreted, against float32 products of the decoded weights."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from octavo.ops.samples import gaussian, integers
+
+pytest.importorskip("triton", reason="the Triton kernels need triton")
+
+from octavo.triton import gemv
+from octavo.triton.gemv import GemvConfig
+
+DTYPES = ("float32", "float16")
+SHAPES = [(40, 128, 64, 1), (40, 200, 64, 2), (33, 96, 32, 4), (70, 320, 32, 3)]
+"""(N, K, BLOCK_K, SPLIT_K): outputs, columns and slices that do not divide evenly among them; one slice is empty."""
+
+
+def close(ours: torch.Tensor, expected: torch.Tensor, dtype: str) -> None:
+    assert ours.dtype == getattr(torch, dtype)
+    tolerance = {"float32": 1e-4, "float16": 2e-2}[dtype]
+    torch.testing.assert_close(ours.float(), expected, atol=tolerance, rtol=tolerance)
+
+
+def configs(num_rows: int, block_k: int, split_k: int) -> list[GemvConfig]:
+    ways = (True, False) if num_rows == 1 else (True,)
+    return [GemvConfig(block_n=16, block_k=block_k, split_k=split_k, dot=dot) for dot in ways]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_rows", [0, 1, 3, 8])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_gemv_is_the_product_plus_the_bias(shape: tuple[int, int, int, int], num_rows: int, dtype: str) -> None:
+    n, k, block_k, split_k = shape
+    x, w = gaussian(num_rows, k, dtype=dtype, seed=1), gaussian(n, k, dtype=dtype, seed=2)
+    bias = gaussian(n, dtype=dtype, seed=3)
+    for config in configs(num_rows, block_k, split_k):
+        close(gemv.gemv(x, w, bias, config=config), F.linear(x.float(), w.float(), bias.float()), dtype)
+        close(gemv.gemv(x, w, config=config), F.linear(x.float(), w.float()), dtype)
+
+
+def test_counters_are_zero_again_so_that_the_next_product_can_use_them() -> None:
+    x, w = gaussian(2, 256, seed=1), gaussian(40, 256, seed=2)
+    counters = gemv.make_counters(40, x.device)
+    config = GemvConfig(block_n=16, block_k=32, split_k=4)
+    results = [gemv.gemv(x, w, config=config, counters=counters) for _ in range(3)]
+    assert counters.count_nonzero() == 0
+    assert torch.equal(results[0], results[2])
+    close(results[1], F.linear(x, w), "float32")
+
+
+def test_rows_of_x_and_of_the_weight_may_be_strided() -> None:
+    x, w = gaussian(3, 2, 64, seed=1)[:, 1], gaussian(40, 128, seed=2)[:, 64:]
+    close(gemv.gemv(x, w), F.linear(x, w), "float32")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_rows", [1, 4])
+@pytest.mark.parametrize("shape", SHAPES[1:3])
+def test_fp8_weights_are_decoded_alike_by_conversion_and_by_bits(
+    shape: tuple[int, int, int, int], num_rows: int, dtype: str
+) -> None:
+    n, k, block_k, split_k = shape
+    x, scale = gaussian(num_rows, k, dtype=dtype, seed=1), gaussian(n, seed=2).abs()
+    codes = gaussian(n, k, seed=3).to(torch.float8_e4m3fn)
+    expected = F.linear(x.float(), codes.float() * scale[:, None])
+    for config in configs(num_rows, block_k, split_k):
+        close(gemv.gemv_fp8(x, codes, scale, config=config), expected, dtype)
+        close(gemv.gemv_fp8(x, codes.view(torch.uint8), scale[:, None], config=config), expected, dtype)
+
+
+def test_every_fp8_number_is_decoded_from_its_bits() -> None:
+    codes = torch.arange(256).to(torch.uint8)
+    codes = codes[torch.isfinite(codes.view(torch.float8_e4m3fn).float())]
+    # One number a row, in the first of 32 columns.
+    weight = torch.zeros(len(codes), 32, dtype=torch.uint8)
+    weight[:, 0] = codes
+    x = torch.eye(1, 32)
+    y = gemv.gemv_fp8(x, weight, torch.ones(len(codes)), config=GemvConfig(block_n=16, block_k=32, dot=False))
+    assert torch.equal(y[0], codes.view(torch.float8_e4m3fn).float())
+
+
+def pack(codes: torch.Tensor, group: int) -> torch.Tensor:
+    halves = codes.view(codes.shape[0], -1, 2, group // 2)
+    return (halves[:, :, 0] | halves[:, :, 1] << 4).flatten(1).to(torch.uint8)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_rows", [1, 4])
+@pytest.mark.parametrize("group", [32, 64])
+def test_int4_weights_are_decoded_with_the_scale_and_zero_of_their_group(num_rows: int, group: int, dtype: str) -> None:
+    n, k = 33, 128
+    x = gaussian(num_rows, k, dtype=dtype, seed=1)
+    codes = integers(n, k, high=16, seed=2)
+    scale = gaussian(k // group, n, seed=3).abs().t()
+    zeros = integers(n, k // group, high=16, seed=4).float()
+    for zero in (None, zeros):
+        shift = 8.0 if zero is None else zero.repeat_interleave(group, 1)
+        expected = F.linear(x.float(), (codes - shift) * scale.repeat_interleave(group, 1))
+        for config in (None, *configs(num_rows, group, 2)[1:]):
+            ours = gemv.gemv_int4(x, pack(codes, group), scale, zero, config=config)
+            torch.testing.assert_close(ours.float(), expected, atol=0.1 if dtype == "float16" else 1e-3, rtol=1e-2)
+
+
+def test_default_configs_cut_every_known_shape_into_slices_that_hold_work() -> None:
+    for n, k in ((6144, 4096), (4096, 14336), (128256, 4096), (1024, 2048), (1024, 3072), (8, 40)):
+        for num_rows in range(1, 9):
+            config = gemv.default_config(n, k, num_rows)
+            tiles = -(-k // config.block_k)
+            assert 1 <= config.split_k <= tiles
+            assert config.dot == (num_rows > 1)
+            assert config.block_n & (config.block_n - 1) == 0
+    assert gemv.default_config(1024, 3072, 1).split_k > gemv.default_config(128256, 4096, 1).split_k == 1
+
+
+def test_a_tuned_entry_serves_smaller_products_of_its_shape() -> None:
+    four = GemvConfig(block_n=64, block_k=128, split_k=2)
+    one = GemvConfig(block_n=8, block_k=512, dot=False)
+    table = {(64, 256, 4): four, (64, 256, 1): one}
+    assert gemv.tuned_config(table, 64, 256, 1) is one
+    assert gemv.tuned_config(table, 64, 256, 3) is four
+    assert gemv.tuned_config(table, 64, 256, 5) == gemv.default_config(64, 256, 5)
+    assert gemv.tuned_config(table, 65, 256, 1) == gemv.default_config(65, 256, 1)
