@@ -10,7 +10,7 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed: `make test-triton` makes an environment that has it")
 
-from octavo.ops.attention import ReferenceAttention
+from octavo.ops.attention import kv_write, paged_attention
 from octavo.plugin import AttentionSpec, AttnLayer, BatchLimits, MemInfo
 from octavo.plugin.torch import TorchDevice
 from octavo.testing.conformance.paged import Case, Inputs, build, dense, kv_spec_of
@@ -87,3 +87,168 @@ def test_every_option_agrees_with_dense(
     lens: list[tuple[int, int]], change: Callable[[AttentionSpec], AttentionSpec]
 ) -> None:
     check(Case(spec=change(spec_of()), lens=lens))
+
+
+@pytest.mark.parametrize("programs", [1, 2, 3, 4, 40])
+def test_any_number_of_programs_shares_the_work(programs: int) -> None:
+    # One long sequence among short ones, and a group of three, which fills no power of two.
+    lens = [(5, 1), (200, 1), (0, 1), (18, 1)]
+    tuning = replace(SMALL, decode_programs=programs)
+    check(Case(spec=spec_of(heads=6, kv_heads=2, dim=16), lens=lens), tuning=tuning)
+
+
+def test_shares_are_not_cut_below_the_least_number_of_tiles() -> None:
+    check(Case(spec=spec_of(dim=16), lens=DECODES), tuning=replace(SMALL, decode_programs=40, decode_min_tiles=3))
+
+
+def test_results_repeat_exactly() -> None:
+    case = Case(spec=spec_of(dim=16), lens=[(120, 1), (77, 1)])
+    assert torch.equal(*(attend(case, inputs_of(case)) for _ in range(2)))
+
+
+@pytest.mark.parametrize("fence", [False, True])
+def test_wide_tiles_and_no_fence_agree_with_dense(fence: bool) -> None:
+    check(Case(spec=spec_of(dim=32), lens=MIXED), tuning=AttentionTuning(decode_programs=3, decode_fence=fence))
+
+
+@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize("lens", [DECODES, MIXED, [(0, 40)]])
+def test_padding_becomes_zero(lens: list[tuple[int, int]], graph: bool) -> None:
+    check(Case(spec=spec_of(dim=16), lens=lens, pad_tokens=9, pad_seqs=3), graph=graph)
+
+
+@pytest.mark.parametrize(("new", "heads"), [(3, 2), (3, 16), (8, 8)])
+def test_drafts_go_through_the_decode_kernel(new: int, heads: int) -> None:
+    case = Case(spec=spec_of(heads=heads, kv_heads=2, dim=16), lens=[(30, new), (7, 1), (0, new), (64, 2)])
+    backend = TritonAttention.with_tuning(SMALL)(case.spec, LIMITS, DEVICE)
+    plan = backend.plan(inputs_of(case).batch, graph=False)
+    assert plan.decode_programs > 0
+    assert plan.prefill_places == 0
+    check(case)
+    check(replace(case, spec=replace(case.spec, window=9)))
+
+
+def test_a_sequence_without_context_gets_zeros() -> None:
+    case = Case(spec=spec_of(dim=16), lens=DECODES)
+    inputs = inputs_of(case)
+    inputs.batch.kv_lens[1] = 0
+    out, want = attend(case, inputs), dense(case, inputs)
+    want[1] = 0
+    torch.testing.assert_close(out, want, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("window", [None, 10])
+def test_memory_that_no_query_sees_is_not_read(window: int | None) -> None:
+    case = Case(spec=replace(spec_of(dim=16), window=window), lens=MIXED)
+    inputs = inputs_of(case)
+    seen = torch.zeros(inputs.kv.k.shape[0], case.spec.block_size, dtype=torch.bool)
+    for (context, new), table in zip(case.lens, inputs.tables, strict=True):
+        for position in range(max(0, context - window + 1) if window else 0, context + new):
+            seen[table[position // 16], position % 16] = True
+    for cache in (inputs.kv.k, inputs.kv.v):
+        cache.masked_fill_(~seen[:, None, :, None], float("nan"))
+    torch.testing.assert_close(attend(case, inputs), dense(case, inputs), atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("max_q_len", [1, 40])
+def test_a_recorded_plan_serves_other_lengths(max_q_len: int) -> None:
+    """A replay reads lengths, block tables and slots from the addresses that the plan has seen."""
+    spec = spec_of(dim=16)
+    shapes = ([(3, 1), (90, 1), (9, 1)], [(100, 1), (2, 1), (40, 1)])
+    if max_q_len > 1:
+        shapes = ([(3, 1), (0, 36), (9, 3)], [(30, 20), (80, 1), (5, 19)])
+    first = inputs_of(Case(spec=spec, lens=shapes[0]))
+    table = torch.zeros(3, 16, dtype=torch.int32)
+    fixed = replace(
+        first.batch,
+        block_table=table,
+        num_decodes=3 if max_q_len == 1 else 0,
+        max_q_len=max_q_len,
+        max_kv_len=LIMITS.max_model_len,
+    )
+    backend = TritonAttention.with_tuning(SMALL)(spec, LIMITS, DEVICE)
+    plan = backend.plan(fixed, graph=True)
+    for lens in shapes:
+        case = Case(spec=spec, lens=lens, seed=1)
+        fresh = inputs_of(case)
+        for name in ("q_starts", "kv_lens", "slots"):
+            getattr(fixed, name).copy_(getattr(fresh.batch, name))
+        table[:, : fresh.batch.block_table.shape[1]] = fresh.batch.block_table
+        assert backend.plan(fixed, graph=True).scratch is plan.scratch, "a replay's plan takes no memory"
+        out = torch.empty_like(fresh.q)
+        backend.run(AttnLayer(index=0), fresh.q, fresh.k, fresh.v, fresh.kv, plan, out)
+        torch.testing.assert_close(out, dense(case, fresh), atol=2e-5, rtol=2e-5)
+
+
+def test_random_batches_agree_with_dense() -> None:
+    generator = torch.Generator().manual_seed(11)
+    for seed in range(4):
+        draw = torch.randint(0, 90, (5, 2), generator=generator).tolist()
+        lens = sorted(((context, max(1, new - 50)) for context, new in draw), key=lambda pair: pair[1] != 1)
+        check(Case(spec=spec_of(dim=16), lens=lens, seed=seed))
+
+
+def test_strided_inputs_and_outputs_are_taken_as_they_are() -> None:
+    """Queries, keys and values may be views into one packed projection."""
+    case = Case(spec=spec_of(dim=16), lens=MIXED)
+    inputs = inputs_of(case)
+    packed = torch.cat((inputs.q, inputs.k, inputs.v), dim=1)
+    q, k, v = packed.split((4, 2, 2), dim=1)
+    out = torch.zeros(case.num_tokens, 6, 16)[:, 1:5]
+    backend = TritonAttention.with_tuning(SMALL)(case.spec, LIMITS, DEVICE)
+    backend.run(AttnLayer(index=0), q, k, v, inputs.kv, backend.plan(inputs.batch, graph=False), out)
+    torch.testing.assert_close(out, dense(case, inputs), atol=2e-5, rtol=2e-5)
+
+
+def test_a_narrow_cache_is_scaled_cut_to_its_range_and_read_back() -> None:
+    case = Case(spec=replace(spec_of(dim=16), kv_dtype="float8_e4m3fn"), lens=MIXED)
+    inputs, expected = inputs_of(case), inputs_of(case).kv
+    layer = AttnLayer(index=0, k_scale=0.5, v_scale=0.25)
+    # The interpreter rounds to eight bits wrongly, so what is written has to be a number of the format already.
+    k, v = (inputs.k * 2).to(torch.float8_e4m3fn).float() / 2, (inputs.v * 4).to(torch.float8_e4m3fn).float() / 4
+    k[0, 0, 0] = 1e6  # beyond the format: its largest number, not NaN
+    backend = TritonAttention.with_tuning(SMALL)(case.spec, LIMITS, DEVICE)
+    out = torch.empty_like(inputs.q)
+    backend.run(layer, inputs.q, k, v, inputs.kv, backend.plan(inputs.batch, graph=False), out)
+
+    kv_write((k * 2).clamp(-448, 448), v * 4, expected.k, expected.v, inputs.batch.slots)
+    for got, want in ((inputs.kv.k, expected.k), (inputs.kv.v, expected.v)):
+        assert torch.equal(got.float(), want.float())
+    batch, spec = inputs.batch, case.spec
+    scale = spec.scale * layer.k_scale
+    tables = (batch.block_table, batch.q_starts, batch.kv_lens)
+    want = layer.v_scale * paged_attention(inputs.q, inputs.kv.k, inputs.kv.v, *tables, scale)
+    torch.testing.assert_close(out, want, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"head_dim": 80}, "power of two from 16 to 256, not 80"),
+        ({"head_dim": 512}, "not 512"),
+        ({"block_size": 24}, "block_size must be a power of two, not 24"),
+        ({"kv_dtype": "int8"}, "not int8"),
+        ({"causal": False}, "only causal"),
+        ({"num_heads": 5}, "do not divide"),
+        ({"num_heads": 256}, "at most 64"),
+        ({"dtype": "float64"}, "no float64"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(change: dict[str, object], reason: str) -> None:
+    assert TritonAttention.supports(spec_of(), DEVICE).ok
+    assert reason in TritonAttention.supports(replace(spec_of(), **change), DEVICE).reason
+
+
+def test_tuning_makes_another_class_and_leaves_the_first() -> None:
+    tuned = TritonAttention.with_tuning(SMALL)
+    assert issubclass(tuned, TritonAttention)
+    assert tuned.name == "triton"
+    assert tuned.tuning is SMALL
+    assert TritonAttention.tuning == AttentionTuning()
+
+
+def test_tiles_are_cut_to_the_memory() -> None:
+    assert fit(64, 5, token_bytes=512, memory=64 * 1024) == (64, 5)
+    assert fit(64, 5, token_bytes=512, memory=63 * 1024) == (64, 3)
+    assert fit(64, 5, token_bytes=512, memory=31 * 1024) == (32, 3)
+    assert fit(64, 5, token_bytes=4096, memory=1024) == (16, 3)

@@ -2,12 +2,13 @@
 
     run:  write K and V | sequences of few new tokens: decode kernel | all others: prefill kernel
 
-Which kernel takes a sequence is decided on the device, by its number of query tokens, so one captured launch of both fits
-every step of its shape. The host only leaves out a kernel that its bounds show to be idle.
+Which kernel takes a sequence is decided on the device, by its number of query tokens, so one captured launch of both
+fits every step of its shape. The host only leaves out a kernel that its bounds show to be idle.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -29,6 +30,9 @@ NARROW = "float8_e4m3fn"
 DTYPES = ("bfloat16", "float16", "float32")
 MAX_GROUP = 64
 PREFILL_ROWS_SMALL = 64
+MAX_WARP = 64
+COMBINED = 8192
+"""Numbers that a program adds up at a time when it puts shares together: what its registers hold beside the rest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,14 +42,15 @@ class Scratch:
     sums: Tensor
     tops: Tensor
     arrivals: Tensor
+    fences: Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
 class TritonPlan:
     """One step for all layers: device tensors by reference, launch sizes from bounds.
 
-    decode_programs: 0 if no sequence can be short. prefill_places: 0 if none can be long. decode_rows: query rows of a
-    KV head in the decode kernel. short: the prefill kernel skips sequences of at most that many query tokens.
+    decode_programs: 0 if no sequence can be short. prefill_places: 0 if none can be long. decode, prefill: the kernels'
+    constants and launch options.
     """
 
     q_starts: Tensor
@@ -54,12 +59,10 @@ class TritonPlan:
     slots: Tensor
     num_tokens: int
     num_seqs: int
-    max_seqs: int
     decode_programs: int
-    decode_rows: int
+    decode: Mapping[str, Any]
     prefill_places: int
-    prefill_rows: int
-    short: int
+    prefill: Mapping[str, Any]
     scratch: Scratch
 
 
@@ -113,16 +116,17 @@ class TritonAttention:
         # Tiles lie in memory as stored, or widened for the matrix unit: the larger counts.
         token_bytes = 2 * spec.head_dim * getattr(torch, spec.dtype).itemsize
         memory = tuning.shared_memory
-        self._decode_block, decode_stages = fit(
+        # The answers of a tile stay in registers: wide heads leave room for fewer rows.
+        self._rows = min(tuning.prefill_rows, tuning.prefill_rows * 128 // spec.head_dim)
+        query_bytes = self._rows * token_bytes // 2
+        decode_block, decode_stages = fit(
             tuning.decode_block, tuning.decode_stages, token_bytes=token_bytes, memory=memory
         )
-        query_bytes = tuning.prefill_rows * token_bytes // 2
-        self._prefill_block, prefill_stages = fit(
+        prefill_block, prefill_stages = fit(
             tuning.prefill_block, tuning.prefill_stages, token_bytes=token_bytes, memory=memory - query_bytes
         )
-        self._decode_options = {"num_warps": tuning.decode_warps, "num_stages": decode_stages}
-        self._prefill_options = {"num_warps": tuning.prefill_warps, "num_stages": prefill_stages}
-        self._constants: dict[str, Any] = {
+        constants: dict[str, Any] = {
+            "HAS_SINKS": spec.sinks,
             "WINDOW": spec.window or 0,
             "SOFTCAP": spec.softcap or 0.0,
             "HKV": spec.num_kv_heads,
@@ -131,6 +135,19 @@ class TritonAttention:
             "N": spec.block_size,
             # The interpreter multiplies the bit patterns of bfloat16.
             "UPCAST": bool(triton.knobs.runtime.interpret) and spec.dtype == "bfloat16",
+        }
+        self._decode_block = decode_block
+        self._decode = constants | {
+            "BLOCK_L": decode_block,
+            "MIN_TILES": tuning.decode_min_tiles,
+            "FENCE": power_of_two(tuning.decode_warps * MAX_WARP) if tuning.decode_fence else 0,
+            "num_warps": tuning.decode_warps,
+            "num_stages": decode_stages,
+        }
+        self._prefill = constants | {
+            "BLOCK_L": prefill_block,
+            "num_warps": tuning.prefill_warps,
+            "num_stages": prefill_stages,
         }
         self._cache_limit = torch.finfo(torch.float8_e4m3fn).max if spec.kv_dtype != spec.dtype else 0.0
         self._scratch: dict[tuple[int, int], Scratch] = {}
@@ -148,6 +165,7 @@ class TritonAttention:
         any_short = graph or batch.num_decodes > 0 or not any_long
         max_seqs = max(self._max_seqs, power_of_two(batch.num_seqs))
         prefill_rows = self._prefill_rows(batch.num_tokens)
+        chunk = max(1, COMBINED // (rows * self._spec.head_dim))
         places = batch.num_tokens * self._group // prefill_rows + batch.num_seqs
         return TritonPlan(
             q_starts=batch.q_starts,
@@ -156,12 +174,10 @@ class TritonAttention:
             slots=batch.slots,
             num_tokens=batch.num_tokens,
             num_seqs=batch.num_seqs,
-            max_seqs=max_seqs,
             decode_programs=self._decode_programs(batch) if any_short else 0,
-            decode_rows=rows,
+            decode=self._decode | {"BLOCK_S": max_seqs, "R": rows, "CHUNK": chunk, "CLEAR": not any_long},
             prefill_places=places if any_long else 0,
-            prefill_rows=prefill_rows,
-            short=short if any_short else 0,
+            prefill=self._prefill | {"BLOCK_S": max_seqs, "R": prefill_rows, "SHORT": short if any_short else 0},
             scratch=self._take_scratch(rows, max_seqs),
         )
 
@@ -181,7 +197,7 @@ class TritonAttention:
 
     def _prefill_rows(self, num_tokens: int) -> int:
         """Rows of a tile: smaller ones where large ones would leave most of the device idle."""
-        large = self.tuning.prefill_rows
+        large = self._rows
         tiles = num_tokens * self._spec.num_heads // large
         return large if tiles >= self._num_units else min(PREFILL_ROWS_SMALL, large)
 
@@ -194,6 +210,7 @@ class TritonAttention:
                 sums=torch.empty((*slots, rows, spec.head_dim), dtype=torch.float32, device=device),
                 tops=torch.empty((*slots, 2, rows), dtype=torch.float32, device=device),
                 arrivals=torch.zeros(max_seqs * spec.num_kv_heads, dtype=torch.int32, device=device),
+                fences=torch.zeros((self._max_programs, self._decode["FENCE"]), dtype=torch.int32, device=device),
             )
         return scratch
 
@@ -206,6 +223,7 @@ class TritonAttention:
 
         A scaled cache stores k / k_scale and v / v_scale; both are folded back in registers.
         """
+        assert (layer.sinks is not None) == self._spec.sinks, "the spec and the layer disagree about sinks"
         q, k, v = (t if t.stride(2) == 1 else t.contiguous() for t in (q, k, v))
         self._write(layer, k, v, kv, plan)
         scratch = plan.scratch
@@ -213,35 +231,21 @@ class TritonAttention:
         sizes = (plan.num_seqs, plan.num_tokens, plan.block_table.stride(0))
         strides = (*q.stride()[:2], *out.stride()[:2], *kv.k.stride()[:3], *kv.v.stride()[:3])
         scales = (self._spec.scale * layer.k_scale, layer.v_scale)
-        constants = self._constants | {"HAS_SINKS": layer.sinks is not None, "BLOCK_S": plan.max_seqs}
         if plan.decode_programs:
             decode_kernel[(plan.decode_programs,)](
                 *inputs,
                 scratch.sums,
                 scratch.tops,
                 scratch.arrivals,
+                scratch.fences,
                 *sizes,
                 *strides,
                 *scales,
-                **constants,
-                R=plan.decode_rows,
-                BLOCK_L=self._decode_block,
-                MIN_TILES=self.tuning.decode_min_tiles,
-                CHUNK=max(1, 8192 // (plan.decode_rows * self._spec.head_dim)),
-                CLEAR=plan.prefill_places == 0,
-                **self._decode_options,
+                **plan.decode,
             )
         if plan.prefill_places:
             prefill_kernel[(plan.prefill_places, self._spec.num_kv_heads)](
-                *inputs,
-                *sizes,
-                *strides,
-                *scales,
-                **constants,
-                R=plan.prefill_rows,
-                BLOCK_L=self._prefill_block,
-                SHORT=plan.short,
-                **self._prefill_options,
+                *inputs, *sizes, *strides, *scales, **plan.prefill
             )
         return out
 

@@ -13,6 +13,7 @@ so one long sequence among short ones stalls nobody, and a captured launch fits 
 its sums in its own slot and counts itself in. Nobody waits. The order of addition is fixed, so results repeat exactly.
 """
 
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
 from __future__ import annotations
 
 import triton
@@ -34,6 +35,7 @@ def decode_kernel(
     sums,
     tops,
     arrivals,
+    fences,
     num_seqs,
     num_tokens,
     table_stride,
@@ -61,6 +63,7 @@ def decode_kernel(
     BLOCK_S: tl.constexpr,
     MIN_TILES: tl.constexpr,
     CHUNK: tl.constexpr,
+    FENCE: tl.constexpr,
     CLEAR: tl.constexpr,
     UPCAST: tl.constexpr,
 ):
@@ -69,6 +72,7 @@ def decode_kernel(
     q, out [T, Hkv * G, D]; sums float32 [P, 2, R, D] and tops float32 [P, 2, 2, R]: slots for unfinished work;
     arrivals int32 [S * Hkv]: zero before and after. BLOCK_S: a power of two >= S. WINDOW 0, SOFTCAP 0.0: none.
     scale: on logits, k_scale included. MIN_TILES: least share of a program. CHUNK: slots added up at a time.
+    FENCE: numbers of int32 [P, FENCE] `fences`, at least one for each thread; 0: the device needs none.
     CLEAR: zero the tokens behind the last sequence.
     """
     program = tl.program_id(0)
@@ -164,7 +168,11 @@ def decode_kernel(
             head_begin = work - tile
             first_program = head_begin // share
             last_program = (head_begin + count - 1) // share
-            tl.debug_barrier()  # the sums of all threads lie in memory before one thread counts them in
+            # The sums of all threads must lie in memory before one thread counts them in. Not every device's barrier
+            # waits for that: there each thread first releases its own by an atomic that changes nothing.
+            if FENCE > 0:
+                tl.atomic_add(fences + program * FENCE + tl.arange(0, FENCE), 0, sem="release")
+            tl.debug_barrier()
             arrived = tl.atomic_add(arrivals + seq * HKV + head, 1, sem="acq_rel")
             done = arrived == last_program - first_program
             if done:

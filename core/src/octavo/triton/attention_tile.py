@@ -1,10 +1,11 @@
 """What the attention kernels share: one tile of a paged context against one tile of query rows, and the last step.
 
-Shapes: R query rows of one KV head (tokens x the query heads that share it), L tokens of a tile, D head_dim, N tokens of
-a block. The softmax runs online in base 2: `top` [R] is the largest logit so far, `total` [R] the sum of weights
+Shapes: R query rows of one KV head (tokens x the query heads that share it), L tokens of a tile, D head_dim, N tokens
+of a block. The softmax runs online in base 2: `top` [R] is the largest logit so far, `total` [R] the sum of weights
 relative to it, `acc` [R, D] the weighted values (Milakov and Gimelshein 2018; Dao et al. 2022).
 """
 
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
 from __future__ import annotations
 
 import triton
@@ -103,5 +104,5 @@ def clear_rest(out, o_stride_t, o_stride_h, first, num_tokens, program, num_prog
     for token in range(first + program, num_tokens, num_programs):
         for head in range(0, H, 16):
             heads = head + tl.arange(0, 16)
-            at = out + token.to(tl.int64) * o_stride_t + heads[:, None] * o_stride_h + columns[None, :]
+            at = out + tl.cast(token, tl.int64) * o_stride_t + heads[:, None] * o_stride_h + columns[None, :]
             tl.store(at, tl.zeros([16, D], out.dtype.element_ty), mask=heads[:, None] < H)

@@ -13,7 +13,10 @@ class AttentionTuning:
     decode_programs: programs of a decode launch; 0: `decode_programs_per_unit` for each compute unit of the device.
     decode_min_tiles: least tiles of a program, as putting shares together costs too.
     decode_rows: most query rows (tokens x heads of a group) per KV head in the decode kernel, for a head_dim of 128.
-    *_block: context tokens of a tile; prefill_rows: query rows of a tile. *_warps, *_stages: Triton's launch options.
+    decode_fence: False promises that a barrier and one thread's release publish what the other threads of a program
+    stored before (memory models with cumulative release, such as PTX's); True is right everywhere and costs a little.
+    *_block: context tokens of a tile; prefill_rows: query rows of a tile. *_warps, *_stages: Triton's launch options;
+    the block table's own loads take every second stage, so `stages` keep (stages - 1) // 2 tiles on their way.
     """
 
     shared_memory: int = 96 * 1024
@@ -23,25 +26,26 @@ class AttentionTuning:
     decode_rows: int = 64
     decode_block: int = 64
     decode_warps: int = 4
-    decode_stages: int = 3
+    decode_stages: int = 5
+    decode_fence: bool = True
     prefill_rows: int = 128
     prefill_block: int = 64
     prefill_warps: int = 8
-    prefill_stages: int = 2
+    prefill_stages: int = 3
 
 
 def fit(block: int, stages: int, *, token_bytes: int, memory: int) -> tuple[int, int]:
-    """(block, stages) cut until `stages` tiles of `block` tokens fit into `memory` bytes: stages go first.
+    """(block, stages) cut until the tiles on their way fit into `memory` bytes: stages go first.
 
     token_bytes: key and value of one token. A block stays at least 16, what a matrix unit takes.
     """
-    while block * stages * token_bytes > memory:
-        if stages > 2:
-            stages -= 1
+    while block * token_bytes * max(1, (stages - 1) // 2) > memory:
+        if stages > 3:
+            stages -= 2
         elif block > 16:
             block //= 2
         else:
-            return block, 1
+            break
     return block, stages
 
 
