@@ -81,7 +81,6 @@ def _scan_kernel(
     best = tl.full([BLOCK], float("-inf"), tl.float32)
     best_token = tl.zeros([BLOCK], tl.int32) + vocab
     peak = tl.full([BLOCK], float("-inf"), tl.float32)
-    random = False
     if RANDOM:
         temperature = tl.load(temperature_ptr + row)
         random = temperature >= 1e-5
@@ -90,10 +89,10 @@ def _scan_kernel(
     for start in range(part * chunk, tl.minimum(part * chunk + chunk, vocab), BLOCK):
         token = start + lane
         logit = tl.load(logits_ptr + row.to(tl.int64) * stride_n + token, mask=token < vocab, other=float("-inf"))
-        if random:
-            value = logit * inverse + _gumbel(key, token)
-        else:
-            value = logit
+        value = logit
+        if RANDOM:
+            if random:
+                value = logit * inverse + _gumbel(key, token)
         better = value > best
         best, best_token = tl.where(better, value, best), tl.where(better, token, best_token)
         peak = tl.maximum(peak, tl.where(logit != logit, float("inf"), logit))
