@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 from octavo import LLM, SamplingParams
 from octavo.ops.bind import KernelTable
 from octavo.ops.catalogue import CATALOGUE
-from octavo.plugin import BatchKey, BatchLimits, Device, PlatformCaps, PlatformInfo, Probe, hookimpl
+from octavo.plugin import BatchKey, BatchLimits, Device, MemInfo, PlatformCaps, PlatformInfo, Probe, hookimpl
 from octavo.plugin.torch import TorchDevice
 from octavo.testing.tiny import make_model
 from octavo_cuda.graphs import recorded_shapes
@@ -32,10 +32,14 @@ from octavo_cuda.ops import register, register_triton
 PROMPTS = [[3, 4, 5, 6, 7], [9, 8, 7], [11] * 20]
 
 
+def host() -> TorchDevice:
+    return TorchDevice("cpu", memory=lambda: MemInfo(total=1 << 30, free=1 << 30))
+
+
 class Again:
     """A graph runner that calls the step it was given, once recorded, for every replay."""
 
-    used: set[BatchKey] = set()
+    used: ClassVar[set[BatchKey]] = set()
 
     def keys(self, limits: BatchLimits) -> Sequence[BatchKey]:
         return recorded_shapes(limits)
@@ -56,7 +60,7 @@ class Again:
         """Nothing is held."""
 
 
-class Interpreted(ModuleType):
+class Interpreted:
     """The CUDA plugin's kernels under another name, on the host."""
 
     @hookimpl
@@ -73,7 +77,7 @@ class Interpreted(ModuleType):
 
     @hookimpl
     def make_device(self) -> Device:
-        return TorchDevice("cpu")
+        return host()
 
     @hookimpl
     def register_kernels(self, registry: Any, device: Device) -> None:
@@ -86,13 +90,15 @@ class Interpreted(ModuleType):
 
 @pytest.fixture
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "interpreted", Interpreted("interpreted"))
-    monkeypatch.setenv("OCTAVO_EXTRA_PLATFORMS", "interpreted=interpreted")
+    module = ModuleType("interpreted")
+    module.platform = Interpreted()  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "interpreted", module)
+    monkeypatch.setenv("OCTAVO_EXTRA_PLATFORMS", "interpreted=interpreted:platform")
 
 
 def test_every_registered_op_is_in_the_catalogue_and_attention_can_be_recorded() -> None:
     table = KernelTable()
-    register(table, TorchDevice("cpu"), triton=True)
+    register(table, host(), triton=True)
     registered = {name for name in CATALOGUE if table.providers(name)}
     assert registered >= {"rms_norm", "add_rms_norm", "qkv_norm_rope", "act_and_mul", "sample", "greedy"}
     assert [cls.name for cls in table.classes("linear")] == ["fp8", "gemv", "cublas"]
