@@ -71,13 +71,14 @@ def test_every_plugin_gets_its_state_and_the_reason(install: Install) -> None:
     install("crash", "raise OSError('libcrash.so.1: cannot open shared object file')")
     reports = {r.name: r for r in survey(exclude={"cpu"})}
     states = {name: r.state for name, r in reports.items()}
-    assert states == {
+    expected = {
         "away": "absent",
         "cpu": "skipped",
         "crash": "broken",
         "fast": "ready",
         "future": "incompatible",
     }
+    assert expected.items() <= states.items(), "other platforms may be installed too"
     assert reports["away"].reason == "/dev/away0 missing"
     assert "upgrade octavo" in reports["future"].reason
     assert "libcrash.so.1" in reports["crash"].reason
