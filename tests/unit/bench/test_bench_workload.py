@@ -99,10 +99,10 @@ def test_other_files_are_refused_by_entry(tmp_path: Path, tokenizer: Tokenizer, 
 
 def test_file_that_is_no_json_or_absent_is_named(tmp_path: Path, tokenizer: Tokenizer) -> None:
     path = tmp_path / "chats.json"
-    with pytest.raises(ConfigError, match="chats.json cannot be read"):
+    with pytest.raises(ConfigError, match=r"chats\.json cannot be read"):
         make_work("sharegpt", num_prompts=1, path=path, tokenizer=tokenizer)
     path.write_text("{")
-    with pytest.raises(ConfigError, match="chats.json cannot be read"):
+    with pytest.raises(ConfigError, match=r"chats\.json cannot be read"):
         make_work("sharegpt", num_prompts=1, path=path, tokenizer=tokenizer)
 
 
@@ -111,9 +111,11 @@ def test_settings_that_a_dataset_ignores_are_refused(tmp_path: Path) -> None:
         make_work("skewed", num_prompts=1, input_len=5)
     with pytest.raises(ConfigError, match="output_len has no meaning for skewed"):
         make_work("skewed", num_prompts=1, output_len=5)
-    with pytest.raises(ConfigError, match="dataset_path is read for --dataset-name sharegpt only"):
+    with pytest.raises(ConfigError, match="dataset_path is read for --dataset-name sharegpt, not for random"):
         make_work("random", num_prompts=1, path=tmp_path)
     with pytest.raises(ConfigError, match="sharegpt needs dataset_path"):
         make_work("sharegpt", num_prompts=1)
+    with pytest.raises(ConfigError, match="dataset_name is 'other'"):
+        make_work("other", num_prompts=1)
     with pytest.raises(ConfigError, match="sharegpt needs a tokenizer"):
         make_work("sharegpt", num_prompts=1, path=tmp_path)

@@ -92,22 +92,31 @@ def make_work(
     each conversation in the JSON file `path`, answered with as many tokens as its answer there has, or `output_len`.
     vocab_size: of the model, where it is known. Raises ConfigError naming what does not fit together.
     """
-    if dataset != "sharegpt" and path is not None:
-        raise ConfigError("dataset_path is read for --dataset-name sharegpt only; leave it out or name that dataset")
-    if dataset != "random" and input_len is not None:
-        raise ConfigError(f"input_len has no meaning for {dataset}, which brings its own prompts; leave it out")
+    check_dataset(dataset, input_len=input_len, output_len=output_len, path=path)
     if dataset == "sharegpt":
-        if path is None or tokenizer is None:
-            missing = "dataset_path: the JSON file" if path is None else "a tokenizer, to count tokens"
-            raise ConfigError(f"sharegpt needs {missing}")
+        assert path is not None
+        if tokenizer is None:
+            raise ConfigError("sharegpt needs a tokenizer, to count tokens")
         return read_sharegpt(path, tokenizer, num_prompts=num_prompts, seed=seed, output_len=output_len)
     source = Source(seed, ids=ids_within(vocab_size))
     if dataset == "skewed":
-        if output_len is not None:
-            raise ConfigError("output_len has no meaning for skewed, which draws its own lengths; leave it out")
         return source.skewed(num_prompts)
     lengths = (input_len or RANDOM_LENGTHS[0], output_len or RANDOM_LENGTHS[1])
     return [source.fixed(*lengths) for _ in range(num_prompts)]
+
+
+def check_dataset(dataset: str, *, input_len: int | None, output_len: int | None, path: Path | None) -> None:
+    """Raise ConfigError for settings that a dataset lacks or would ignore: cheap, so before a model is loaded."""
+    if dataset not in DATASETS:
+        raise ConfigError(f"dataset_name is {dataset!r}, must be one of {', '.join(DATASETS)}")
+    if dataset == "sharegpt" and path is None:
+        raise ConfigError("sharegpt needs dataset_path: the JSON file")
+    if dataset != "sharegpt" and path is not None:
+        raise ConfigError(f"dataset_path is read for --dataset-name sharegpt, not for {dataset}: leave one of them out")
+    if dataset != "random" and input_len is not None:
+        raise ConfigError(f"input_len has no meaning for {dataset}, which brings its own prompts: leave it out")
+    if dataset == "skewed" and output_len is not None:
+        raise ConfigError("output_len has no meaning for skewed, which draws its own lengths: leave it out")
 
 
 def read_sharegpt(

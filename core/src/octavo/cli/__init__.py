@@ -15,6 +15,7 @@ COMMANDS = {
     "serve": "Serve a model over HTTP (OpenAI-compatible).",
     "generate": "Complete a prompt and print the text.",
     "chat": "Talk with a model in the terminal.",
+    "bench": "Measure latency, throughput, or a running server.",
     "explain": "Show which kernel serves each op of a model, and why.",
     "plugin": "List and check hardware platforms.",
 }
