@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 import pytest
+import uvloop
 
 from octavo.bench.sse_client import Answer, Client
 from octavo.errors import ConfigError
@@ -68,7 +69,8 @@ def ask(replies: Replies, *, count: int = 1, pause: float = 0.0, api_key: str = 
         await server.wait_closed()
         return answers
 
-    return asyncio.run(run())
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(run())
 
 
 def test_each_event_with_tokens_is_an_arrival_and_usage_counts_tokens() -> None:

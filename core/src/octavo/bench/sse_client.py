@@ -11,7 +11,7 @@ import asyncio
 import ssl
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -149,8 +149,7 @@ class Connection(asyncio.Protocol):
         self._now = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one by its methods only
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
