@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator
 from pathlib import Path
 from typing import Any
 
@@ -128,16 +128,18 @@ def report_of(config: pytest.Config) -> dict[str, Any]:
         return {test: message for test, (outcome, message) in outcomes.items() if outcome == wanted}
 
     patterns = [*subject.settings.skip, *subject.settings.xfail]
+    failures = having("failed")
     return {
         "platform": subject.name,
         "plugin_api": ".".join(map(str, PLUGIN_API)),
         "counts": dict(Counter(outcome for outcome, _ in outcomes.values())),
         "by_tier": {tier: dict(counts) for tier, counts in by_tier.items()},
-        "failures": having("failed"),
+        "failures": failures,
         "xfails": having("xfailed"),
         "skipped": having("skipped"),
         "unused_patterns": [pattern for pattern in patterns if pattern not in config.stash[USED]],
         **native_kernels(subject),
+        "slower_than_reference": slower(subject, by_tier, failures),
     }
 
 
@@ -152,3 +154,16 @@ def native_kernels(subject: Subject) -> dict[str, Any]:
     ops = [name for name in CATALOGUE if table.providers(name)]
     families = [family for family in ("attention", "linear", "moe") if table.classes(family)]
     return {"native": families, "native_ops": ops, "op_coverage": 100 * len(ops) / len(CATALOGUE)}
+
+
+def slower(subject: Subject, tiers: Collection[str], failures: Collection[str]) -> list[dict[str, Any]]:
+    """Kernels to look at, if there were any to time."""
+    if not {"2", "3"} & set(tiers):
+        return []
+    from octavo.testing.conformance.speed import slower_kernels
+
+    try:
+        return slower_kernels(subject, tiers=tiers, failed=failures)
+    except OctavoError:
+        # The platform cannot be opened: its tests have said so.
+        return []

@@ -41,6 +41,11 @@ class Result:
             f"{data['platform']}: {counts or 'nothing ran'}; level {data['level']}",
             f"own kernels: {native} ({data['op_coverage']:.0f}% of the ops)",
         ]
+        slower = ", ".join(
+            f"{entry['op']} {entry['provider']} " + (f"{entry['ratio']}x" if "ratio" in entry else entry["error"])
+            for entry in data["slower_than_reference"]
+        )
+        lines += [f"slower than the reference on these small samples: {slower}"] if slower else []
         lines += [f"FAILED {test}: {message}" for test, message in data["failures"].items()]
         lines += [f"expected to fail: {test}: {reason}" for test, reason in data["xfails"].items()]
         lines += [f"conformance.toml: {pattern!r} fits no test" for pattern in data["unused_patterns"]]
