@@ -174,10 +174,24 @@ def test_cards_are_described_by_the_driver_alone(monkeypatch: pytest.MonkeyPatch
 def test_a_driver_that_does_not_answer_is_reported_by_function_and_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(NvmlError, match="nvmlInit_v2 returned 999"):
         cards(Driver(fails="nvmlInit_v2"))
-    driver = Driver(fails="nvmlDeviceGetMemoryInfo")
-    with pytest.raises(NvmlError, match="nvmlDeviceGetMemoryInfo returned 999"):
+    driver = Driver(fails="nvmlDeviceGetName")
+    with pytest.raises(NvmlError, match="nvmlDeviceGetName returned 999"):
         cards(driver)
     assert driver.calls[-1] == "nvmlShutdown"
+
+
+def test_a_card_without_memory_of_its_own_is_still_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert [c.desc.memory for c in cards(Driver(fails="nvmlDeviceGetMemoryInfo"))] == [0, 0]
+
+
+def test_slices_of_a_card_can_be_chosen_by_name() -> None:
+    found = visible([card(0)], "MIG-17,MIG-18")
+    assert [(c.desc.name, c.desc.uuid, c.desc.index) for c in found] == [
+        ("slice of NVIDIA H200", "MIG-17", 0),
+        ("slice of NVIDIA H200", "MIG-18", 1),
+    ]
+    assert visible([], "MIG-17") == []
 
 
 def test_workers_see_cards_by_cuda_visible_devices() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from octavo.plugin import DeviceDesc
@@ -93,9 +93,10 @@ def card(nvml: Any, index: int) -> Card:
     handle, memory, pci = ctypes.c_void_p(), Memory(), Pci()
     major, minor = ctypes.c_int(), ctypes.c_int()
     ask(nvml, "nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(handle))
-    ask(nvml, "nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory))
     ask(nvml, "nvmlDeviceGetCudaComputeCapability", handle, ctypes.byref(major), ctypes.byref(minor))
-    ask(nvml, "nvmlDeviceGetPciInfo_v3", handle, ctypes.byref(pci))
+    # Cards that share the host's memory have none of their own to tell, and some sit on no PCI bus: zeros then.
+    nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
+    nvml.nvmlDeviceGetPciInfo_v3(handle, ctypes.byref(pci))
     desc = DeviceDesc(
         name=text(nvml, "nvmlDeviceGetName", handle),
         index=index,
@@ -114,7 +115,10 @@ def text(nvml: Any, function: str, handle: ctypes.c_void_p) -> str:
 
 
 def visible(found: Sequence[Card], choice: str | None) -> list[Card]:
-    """What CUDA_VISIBLE_DEVICES=`choice` leaves: numbers or beginnings of UUIDs, up to the first wrong one."""
+    """What CUDA_VISIBLE_DEVICES=`choice` leaves: numbers or beginnings of UUIDs, up to the first wrong one.
+
+    A slice of a card (MIG) is taken as it is named, with the least capability there is.
+    """
     if choice is None:
         return list(found)
     chosen: list[Card] = []
@@ -122,6 +126,10 @@ def visible(found: Sequence[Card], choice: str | None) -> list[Card]:
         word = word.strip()
         if word.isdecimal():
             matches = [card for card in found if card.desc.index == int(word)]
+        elif word.startswith("MIG-") and found:
+            least = min(found, key=lambda card: card.capability)
+            desc = replace(least.desc, name=f"slice of {least.desc.name}", index=len(chosen), memory=0, uuid=word)
+            matches = [replace(least, desc=desc)]
         else:
             matches = [card for card in found if word and card.desc.uuid.startswith(word)]
         if len(matches) != 1 or matches[0] in chosen:
