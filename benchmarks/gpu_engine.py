@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import random
 import statistics
 import subprocess
@@ -131,6 +132,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=1000, help="of the throughput case")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--arg", action="append", default=[], metavar="NAME=JSON", help="engine argument of octavo.LLM")
+    parser.add_argument("--cold", action="store_true", help="compile all Triton kernels anew")
     parser.add_argument("--json", action="store_true", help="print the figures as one JSON line too")
     parser.add_argument("--profile", type=Path, help="write a table of the kernels of decode steps, batch 64")
     parser.add_argument("--timeout", type=float, default=500.0, help="seconds a model may take")
@@ -151,7 +153,11 @@ def in_own_process(model: str, args: argparse.Namespace) -> dict[str, Any]:
     command += ["--requests", str(args.requests), "--repeats", str(args.repeats), "--started", repr(time.time())]
     command += [word for pair in args.arg for word in ("--arg", pair)]
     command += ["--profile", str(args.profile.with_suffix(f".{model}.txt"))] if args.profile else []
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=args.timeout, check=False)
+    with tempfile.TemporaryDirectory() as cache:
+        environment = os.environ | ({"TRITON_CACHE_DIR": cache} if args.cold else {})
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, text=True, timeout=args.timeout, check=False, env=environment
+        )
     if done.returncode:
         return {"error": f"exit code {done.returncode}"}
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -162,6 +168,7 @@ def measure(model: str, args: argparse.Namespace) -> dict[str, Any]:
     """All cases of one model, in this process. Times in ms (start: s), throughput in output tokens per second."""
     import octavo
 
+    entered = time.time()
     engine_args = {key: json.loads(value) for key, _, value in (pair.partition("=") for pair in args.arg)}
     fixed = Fixed()
     found: dict[str, Any] = {"version": octavo.__version__, "arguments": engine_args}
@@ -187,9 +194,12 @@ def measure(model: str, args: argparse.Namespace) -> dict[str, Any]:
         return statistics.median(seconds(requests()) for _ in range(args.repeats))
 
     with llm:
+        built = time.time()
         seconds(fixed.requests(128, 1))
         if "start" in args.case:
-            found["start_s"] = time.time() - args.started
+            end = time.time()
+            parts = {"process": entered - args.started, "engine": built - entered, "first token": end - built}
+            found |= {"start_s": end - args.started, "start_parts_s": parts}
         seconds(fixed.requests(128, 8, 8))
         for size in (1, 64):
             if f"decode_{size}" in args.case:
