@@ -42,13 +42,15 @@ def test_gemv_is_the_product_plus_the_bias(shape: tuple[int, int, int, int], num
 
 
 def test_counters_are_zero_again_so_that_the_next_product_can_use_them() -> None:
-    x, w = gaussian(2, 256, seed=1), gaussian(40, 256, seed=2)
+    x, w = gaussian(1, 256, seed=1), gaussian(40, 256, seed=2)
     counters = gemv.make_counters(40, x.device)
-    config = GemvConfig(block_n=16, block_k=32, split_k=4)
-    results = [gemv.gemv(x, w, config=config, counters=counters) for _ in range(3)]
-    assert counters.count_nonzero() == 0
-    assert torch.equal(results[0], results[2])
-    close(results[1], F.linear(x, w), "float32")
+    for block_n, dot in ((16, True), (gemv.MIN_BLOCK_N, False)):
+        assert -(-40 // block_n) <= len(counters)
+        config = GemvConfig(block_n=block_n, block_k=32, split_k=4, dot=dot)
+        results = [gemv.gemv(x, w, config=config, counters=counters) for _ in range(3)]
+        assert counters.count_nonzero() == 0
+        assert torch.equal(results[0], results[2])
+        close(results[1], F.linear(x, w), "float32")
 
 
 def test_rows_of_x_and_of_the_weight_may_be_strided() -> None:

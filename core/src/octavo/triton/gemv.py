@@ -24,6 +24,7 @@ import triton.language as tl
 Tensor = torch.Tensor
 
 MAX_ROWS = 8
+MIN_BLOCK_N = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +40,10 @@ class GemvConfig:
     num_warps: int = 4
     num_stages: int = 3
     dot: bool = True
+
+    def __post_init__(self) -> None:
+        # Fewer outputs a program would need more counters than `make_counters` makes.
+        assert self.block_n >= MIN_BLOCK_N, f"block_n {self.block_n} is less than {MIN_BLOCK_N}"
 
 
 @triton.jit
@@ -56,14 +61,16 @@ def _decode_nibble(code):
 
 
 @triton.jit
-def _load_x(x_ptr, stride_x, k, k_mask, M: tl.constexpr, ROWS: tl.constexpr, dtype: tl.constexpr):
-    """x of these columns as the product takes it: [len(k), ROWS] for the matrix unit, rows beyond M zero; [1, len(k)]
-    for one row."""
+def _load_x(x_ptr, stride_x, k, M, K, ROWS: tl.constexpr, EXACT: tl.constexpr, dtype: tl.constexpr):
+    """x of columns k as the product takes it: [len(k), ROWS] for the matrix unit, rows beyond M zero; [1, len(k)] for
+    one row. EXACT: no column lies beyond K."""
     if ROWS > 1:
         row = tl.arange(0, ROWS)[None, :]
-        return tl.load(x_ptr + row * stride_x + k[:, None], mask=k_mask[:, None] & (row < M), other=0.0).to(dtype)
+        return tl.load(x_ptr + row * stride_x + k[:, None], mask=(k < K)[:, None] & (row < M), other=0.0).to(dtype)
+    elif EXACT:
+        return tl.load(x_ptr + k).to(tl.float32)[None, :]
     else:
-        return tl.load(x_ptr + k, mask=k_mask, other=0.0).to(tl.float32)[None, :]
+        return tl.load(x_ptr + k, mask=k < K, other=0.0).to(tl.float32)[None, :]
 
 
 @triton.jit
@@ -76,6 +83,7 @@ def _gemv_kernel(
     y_ptr,
     partials_ptr,
     counters_ptr,
+    M,
     N,
     stride_x,
     stride_w,
@@ -83,7 +91,6 @@ def _gemv_kernel(
     stride_sg,
     stride_zn,
     stride_zg,
-    M: tl.constexpr,
     K: tl.constexpr,
     KIND: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -110,20 +117,19 @@ def _gemv_kernel(
 
     for tile in tl.range(part * TILES, tl.minimum(part * TILES + TILES, NUM_TILES), num_stages=STAGES):
         k = tile * BLOCK_K + column
-        inside = k < K
         at = w_ptr + row[:, None] * stride_w + (tile * WIDTH + column)[None, :]
         if EXACT:
             w = tl.load(at, eviction_policy="evict_first")
         else:
-            w = tl.load(at, mask=inside[None, :], other=0.0, eviction_policy="evict_first")
+            w = tl.load(at, mask=(k < K)[None, :], other=0.0, eviction_policy="evict_first")
         if KIND == "int4":
             zero = 8.0
             if zero_ptr is not None:
                 zero = tl.load(zero_ptr + row * stride_zn + tile * stride_zg).to(tl.float32)[:, None]
             scale = tl.load(scale_ptr + row * stride_sn + tile * stride_sg).to(tl.float32)[:, None]
             low, high = _decode_nibble(w & 0xF) - zero, _decode_nibble(w >> 4) - zero
-            x_low = _load_x(x_ptr, stride_x, k, inside, M, ROWS, dtype)
-            x_high = _load_x(x_ptr, stride_x, k + WIDTH, inside, M, ROWS, dtype)
+            x_low = _load_x(x_ptr, stride_x, k, M, K, ROWS, EXACT, dtype)
+            x_high = _load_x(x_ptr, stride_x, k + WIDTH, M, K, ROWS, EXACT, dtype)
             if DOT:
                 term = tl.dot(low.to(dtype), x_low, input_precision="ieee")
                 acc += tl.dot(high.to(dtype), x_high, acc=term, input_precision="ieee") * scale
@@ -132,7 +138,7 @@ def _gemv_kernel(
         else:
             if KIND == "fp8_bits":
                 w = _decode_fp8(w)
-            x = _load_x(x_ptr, stride_x, k, inside, M, ROWS, dtype)
+            x = _load_x(x_ptr, stride_x, k, M, K, ROWS, EXACT, dtype)
             if DOT:
                 acc = tl.dot(w.to(dtype), x, acc=acc, input_precision="ieee")
             else:
@@ -193,7 +199,7 @@ def make_counters(num_out: int, device: torch.device) -> Tensor:
 
     One per weight, or one for all products of one stream: two products must not use it at the same time.
     """
-    return torch.zeros((triton.cdiv(num_out, 8),), dtype=torch.int32, device=device)
+    return torch.zeros((triton.cdiv(num_out, MIN_BLOCK_N),), dtype=torch.int32, device=device)
 
 
 def _launch(
@@ -225,12 +231,12 @@ def _launch(
         y,
         partials,
         counters,
+        num_rows,
         num_out,
         x.stride(0),
         w.stride(0),
         *(scale.stride() if kind == "int4" else (0, 0)),  # type: ignore[union-attr]
         *(zero.stride() if zero is not None else (0, 0)),
-        M=num_rows,
         K=num_in,
         KIND=kind,
         BLOCK_N=config.block_n,

@@ -53,6 +53,14 @@ def _gumbel(key, token):
 
 
 @triton.jit
+def _disturb(logit, random, inverse, key, token):
+    """The logits over the temperature plus noise, where the row is random; hashing is left out where it is not."""
+    if random:
+        logit = logit * inverse + _gumbel(key, token)
+    return logit
+
+
+@triton.jit
 def _store_choice(candidates, peaks, out_ptr):
     """The token of the best candidate; -1 where the row's largest logit is not a number that can win."""
     token = 0x7FFFFFFF - (tl.max(candidates, axis=0) & 0xFFFFFFFF)
@@ -91,8 +99,7 @@ def _scan_kernel(
         logit = tl.load(logits_ptr + row.to(tl.int64) * stride_n + token, mask=token < vocab, other=float("-inf"))
         value = logit
         if RANDOM:
-            if random:
-                value = logit * inverse + _gumbel(key, token)
+            value = _disturb(logit, random, inverse, key, token)
         better = value > best
         best, best_token = tl.where(better, value, best), tl.where(better, token, best_token)
         peak = tl.maximum(peak, tl.where(logit != logit, float("inf"), logit))
