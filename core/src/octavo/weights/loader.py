@@ -7,7 +7,6 @@ import re
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 
@@ -86,15 +85,23 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:MAX_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
-NOISE_PERIOD = 16_777_213
-"""After so many elements dummy weights repeat. A prime, so that no two rows of a matrix are equal."""
+class Noise:
+    """Numbers for dummy weights: normal with standard deviation 0.02. Few are drawn, and repeated as often as a weight
+    needs: drawing billions would take minutes."""
 
+    PERIOD = 16_777_213
+    """After so many numbers they repeat. A prime, so that no two rows of a matrix are equal."""
 
-@cache
-def noise(dtype: torch.dtype) -> torch.Tensor:
-    """[NOISE_PERIOD] numbers, normal with standard deviation 0.02. Drawing billions would take minutes."""
-    generator = torch.Generator().manual_seed(0)
-    return (torch.randn(NOISE_PERIOD, generator=generator) * 0.02).to(dtype)
+    def __init__(self, dtype: torch.dtype) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self._drawn = (torch.randn(self.PERIOD, generator=generator) * 0.02).to(dtype)
+        self._repeated = self._drawn
+
+    def view(self, first: int, size: int) -> torch.Tensor:
+        """[size] numbers from place `first` on, not to be written."""
+        if first + size > len(self._repeated):
+            self._repeated = self._drawn.repeat(-(-(first + size) // self.PERIOD))
+        return self._repeated[first : first + size]
 
 
 @dataclass(kw_only=True)
@@ -108,26 +115,25 @@ class DummyTensor:
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
+    noise: Noise
     source: str = "load_format=dummy"
     scheme: QuantScheme | None = None
 
     def read(self, *, dim: int = 0, start: int = 0, length: int | None = None) -> torch.Tensor:
-        """A slice of the tensor; slices agree with the whole."""
-        first = zlib.crc32(self.name.encode()) % NOISE_PERIOD
-        size = math.prod(self.shape)
-        drawn = noise(self.dtype)
-        repeats = -(-(first + size) // NOISE_PERIOD)
-        whole = (drawn.repeat(repeats) if repeats > 1 else drawn)[first : first + size].clone().view(self.shape)
+        """A slice of the tensor; slices agree with the whole. Memory of the noise where possible."""
+        first = zlib.crc32(self.name.encode()) % Noise.PERIOD
+        whole = self.noise.view(first, math.prod(self.shape)).view(self.shape)
         if len(self.shape) == 1 and not self.name.endswith("bias"):
-            whole += 1.0
+            whole = whole + 1.0
         length = self.shape[dim] - start if length is None else length
         return whole.narrow(dim, start, length)
 
 
 def dummy_tensors(table: WeightTable, dtype: torch.dtype) -> list[CheckpointTensor]:
     """One random tensor per slot; tied slots share theirs."""
+    noise = Noise(dtype)
     return [
-        DummyTensor(name=name, shape=slot.shape, dtype=dtype)
+        DummyTensor(name=name, shape=slot.shape, dtype=dtype, noise=noise)
         for name, slot in table.slots.items()
         if slot.tied_to not in table.slots
     ]
