@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
-from collections.abc import Callable
+import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
 from octavo.bench.workload import Source, make_work
 from octavo.cli import main
+from octavo.cli.bench_report import counter
 from octavo.config import CacheConfig, EngineConfig, SchedulerConfig
 from octavo.engine.info import ModelInfo
 from octavo.engine.loop import EngineLoop
@@ -65,14 +66,14 @@ class CommandLine:
 @pytest.fixture
 def octavo_bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
     monkeypatch.delenv("OCTAVO_DEBUG", raising=False)
-    run: Callable[..., Any] = CommandLine(tmp_path)
+    run = CommandLine(tmp_path)
     monkeypatch.setattr(LLM, "from_config", run.load)
     return run
 
 
 def test_latency_measures_new_prompts_of_the_asked_shape(octavo_bench: CommandLine, tmp_path: Path) -> None:
     file = tmp_path / "latency.json"
-    shape = ["--input-len", "20", "--output-len", "5", "--batch-size", "3"]
+    shape = ["--input-len", "20", "--output-len", "5", "--batch-size", "3", "--seed", "1"]
     result = octavo_bench(
         "latency", "MODEL", *shape, "--num-iters", "2", "--num-iters-warmup", "1", "--output-json", str(file)
     )
@@ -86,7 +87,7 @@ def test_latency_measures_new_prompts_of_the_asked_shape(octavo_bench: CommandLi
     assert octavo_bench.configs[0].model.model == "MODEL"
     assert [len(p) for p in octavo_bench.prompts] == [20] * 9
     assert len({tuple(p) for p in octavo_bench.prompts}) == 9, "a repeated prompt would be cached"
-    source = Source(0, ids=(10, VOCAB))
+    source = Source(1, ids=(10, VOCAB))
     assert octavo_bench.prompts[3:] == [source.fixed(20, 5).prompt for _ in range(6)]
 
 
@@ -105,6 +106,7 @@ def test_throughput_counts_every_token_once(octavo_bench: CommandLine) -> None:
     assert (figures["num_requests"], figures["total_input_tokens"], figures["total_output_tokens"]) == (6, 180, 42)
     assert figures["total_num_tokens"] == 222
     assert figures["total_cached_tokens"] == 0
+    assert figures["engine_args"] == {"seed": 5, "skip_tokenizer_init": True}
     assert figures["tokens_per_second"] == pytest.approx(222 / figures["elapsed_time"])
     assert figures["requests_per_second"] == pytest.approx(6 / figures["elapsed_time"])
     work = make_work("random", num_prompts=6, input_len=30, output_len=7, seed=5, vocab_size=VOCAB)
@@ -158,3 +160,18 @@ def test_serve_says_what_is_wrong_in_one_line(octavo_bench: CommandLine, flags: 
     assert result.exit_code == 1
     assert complaint in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_is_shown_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    for screen, shown in ((Terminal(), True), (io.StringIO(), False)):
+        monkeypatch.setattr(sys, "stderr", screen)
+        with counter("Requests", 2) as advance:
+            advance()
+            advance()
+        assert ("Requests" in screen.getvalue()) == ("100%" in screen.getvalue()) == shown

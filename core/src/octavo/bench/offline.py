@@ -8,16 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from octavo.bench.workload import Source, Work, ids_within
+from octavo.bench.workload import WARMUP_LENGTHS, WARMUP_SEED, Source, Work, ids_within
 from octavo.errors import EngineError
 from octavo.llm import LLM
 from octavo.outputs import RequestOutput
 from octavo.sampling.params import SamplingParams
 
 PERCENTILES = (10, 25, 50, 75, 90, 99)
-WARMUP_SEED = -1
-"""Warm-up prompts come from a source of their own, so that they neither shift nor repeat what is measured."""
-WARMUP_LENGTHS = (64, 8)
 
 
 def measure_latency(

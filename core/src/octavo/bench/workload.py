@@ -24,6 +24,11 @@ IDS = (10, 30000)
 DATASETS = ("random", "skewed", "sharegpt")
 RANDOM_LENGTHS = (1024, 128)
 """Prompt and output tokens of `random` where nobody says otherwise."""
+WARMUP_SEED = 0xF01D
+"""Warm-up prompts come from a source of their own, so that they neither shift nor repeat (and so cache) what is
+measured. Not a negative number: Python's generator takes the absolute value."""
+WARMUP_LENGTHS = (64, 8)
+"""Prompt and output tokens of a warm-up request."""
 MIN_TOKENS, MAX_PROMPT, MAX_TOTAL = 4, 1024, 2048
 """Conversations outside are left out: too short to mean anything, or too long for a common context."""
 

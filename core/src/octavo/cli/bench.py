@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,7 +77,7 @@ def latency(
             detokenize=not (disable_detokenize or config.model.skip_tokenizer_init),
             on_iteration=on_iteration,
         )
-        facts = about(llm) | shape
+        facts = about(llm, flags) | shape
     rows = [("mean", seconds(figures["avg_latency"]))]
     rows += [(f"p{p}", seconds(value)) for p, value in figures["percentiles"].items()]
     rows += [("output tokens/s", f"{figures['output_throughput']:.1f}")]
@@ -128,7 +129,13 @@ def throughput(
             detokenize=not (disable_detokenize or config.model.skip_tokenizer_init),
             show_progress=True,
         )
-        facts = about(llm) | {"dataset_name": dataset_name, "seed": config.model.seed}
+        facts = about(llm, flags) | {
+            "dataset_name": dataset_name,
+            "input_len": input_len,
+            "output_len": output_len,
+            "seed": config.model.seed,
+            "num_warmups": num_warmups,
+        }
     rows = [
         ("requests", figures["num_requests"]),
         ("input tokens", figures["total_input_tokens"]),
@@ -141,7 +148,13 @@ def throughput(
     show(facts | figures, columns(("THROUGHPUT", "VALUE"), rows), output_json=output_json, as_json=as_json)
 
 
-def about(llm: LLM) -> dict[str, Any]:
-    """The environment and the engine."""
+def about(llm: LLM, flags: Mapping[str, Any]) -> dict[str, Any]:
+    """The environment, the engine, and the engine flags that were given."""
     info = llm.info
-    return environment() | {"model": info.model, "platform": info.platform, "dtype": info.dtype}
+    given = {name: value for name, value in flags.items() if value is not None and value != ()}
+    return environment() | {
+        "model": info.model,
+        "platform": info.platform,
+        "dtype": info.dtype,
+        "engine_args": given,
+    }

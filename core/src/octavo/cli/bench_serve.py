@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from octavo.bench.workload import Work, make_work
+from octavo.bench.workload import WARMUP_LENGTHS, WARMUP_SEED, Work, make_work
 from octavo.cli.bench_options import COUNT, NATURAL, output_options, workload_options
 from octavo.cli.bench_report import counter, environment, milliseconds, seconds, show
 from octavo.cli.table import columns
@@ -20,7 +20,6 @@ from octavo.errors import EngineError
 if TYPE_CHECKING:
     from octavo.tokenizer import Tokenizer
 
-WARMUP_LENGTHS = (64, 8)
 BUSY_CLIENT = 0.8
 """Above this share of one CPU the load generator itself may be what is measured."""
 
@@ -51,7 +50,7 @@ BUSY_CLIENT = 0.8
 @click.option("--ignore-eos", is_flag=True, help="Ask for answers of exactly the drawn length.")
 @click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True, help="Randomness.")
 @click.option("--num-warmups", type=NATURAL, default=1, show_default=True, help="Short requests before the clock runs.")
-@click.option("--metric-percentiles", default="50,90,99", show_default=True, help="Percentiles, by commas.")
+@click.option("--metric-percentiles", default="90,99", show_default=True, help="Percentiles, by commas.")
 @click.option(
     "--goodput", multiple=True, help="Goal such as ttft:200 (ttft, tpot, e2el in ms) for request_goodput. Repeatable."
 )
@@ -131,7 +130,7 @@ def run_load(
     first = make_work(
         "random",
         num_prompts=num_warmups,
-        seed=-1,
+        seed=WARMUP_SEED,
         input_len=WARMUP_LENGTHS[0],
         output_len=WARMUP_LENGTHS[1],
         vocab_size=vocab_size,
@@ -157,6 +156,10 @@ def run_load(
         "endpoint": endpoint,
         "model_id": model,
         "dataset_name": dataset_name,
+        "input_len": input_len,
+        "output_len": output_len,
+        "ignore_eos": ignore_eos,
+        "temperature": temperature,
         "seed": seed,
         "num_prompts": num_prompts,
         "request_rate": "inf" if math.isinf(request_rate) else request_rate,
