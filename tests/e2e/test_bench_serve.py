@@ -61,3 +61,21 @@ def test_some_failures_are_counted_and_told_and_all_are_an_error(scripted_server
     code, _, errors = bench(server.url, "--num-prompts", "2", "--model", "other")
     assert code == 1
     assert "does not answer a first request: HTTP status 404" in errors
+
+
+def test_chat_of_a_real_model_is_measured_with_its_tokenizer(tiny_server, tiny_model):
+    flags = ["--endpoint", "/v1/chat/completions", "--tokenizer", str(tiny_model), "--api-key", "sesame"]
+    command = [OCTAVO, "bench", "serve", "--base-url", tiny_server.url, *flags, "--num-prompts", "6", "--ignore-eos"]
+    done = subprocess.run(
+        [*command, "--input-len", "20", "--output-len", "9", "--metric-percentiles", "95"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    totals = dict(line.rsplit(None, 1) for line in done.stdout.split("\n\n")[0].splitlines())
+    assert (totals["completed"], totals["output tokens"]) == ("6", str(6 * 9))
+    assert int(totals["input tokens"]) > 6 * 9, "the chat template adds to the prompt"
+    table = done.stdout.split("\n\n")[1].split()
+    assert table[:4] == ["MS", "MEAN", "MEDIAN", "P95"]
+    assert {"TTFT", "TPOT", "ITL", "E2EL"} <= set(table)
