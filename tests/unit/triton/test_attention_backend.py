@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -193,7 +194,7 @@ def test_strided_inputs_and_outputs_are_taken_as_they_are() -> None:
     case = Case(spec=spec_of(dim=16), lens=MIXED)
     inputs = inputs_of(case)
     packed = torch.cat((inputs.q, inputs.k, inputs.v), dim=1)
-    q, k, v = packed.split((4, 2, 2), dim=1)
+    q, k, v = torch.split(packed, [4, 2, 2], dim=1)
     out = torch.zeros(case.num_tokens, 6, 16)[:, 1:5]
     backend = TritonAttention.with_tuning(SMALL)(case.spec, LIMITS, DEVICE)
     backend.run(AttnLayer(index=0), q, k, v, inputs.kv, backend.plan(inputs.batch, graph=False), out)
@@ -234,7 +235,7 @@ def test_a_narrow_cache_is_scaled_cut_to_its_range_and_read_back() -> None:
         ({"dtype": "float64"}, "no float64"),
     ],
 )
-def test_what_is_not_supported_is_refused_by_name(change: dict[str, object], reason: str) -> None:
+def test_what_is_not_supported_is_refused_by_name(change: dict[str, Any], reason: str) -> None:
     assert TritonAttention.supports(spec_of(), DEVICE).ok
     assert reason in TritonAttention.supports(replace(spec_of(), **change), DEVICE).reason
 

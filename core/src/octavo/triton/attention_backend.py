@@ -30,7 +30,8 @@ NARROW = "float8_e4m3fn"
 DTYPES = ("bfloat16", "float16", "float32")
 MAX_GROUP = 64
 PREFILL_ROWS_SMALL = 64
-MAX_WARP = 64
+THREADS_OF_A_WARP = 64
+"""At most, on any device."""
 COMBINED = 8192
 """Numbers that a program adds up at a time when it puts shares together: what its registers hold beside the rest."""
 
@@ -50,7 +51,7 @@ class TritonPlan:
     """One step for all layers: device tensors by reference, launch sizes from bounds.
 
     decode_programs: 0 if no sequence can be short. prefill_places: 0 if none can be long. decode, prefill: the kernels'
-    constants and launch options.
+    constants and launch options. short: the prefill kernel skips sequences of at most that many query tokens.
     """
 
     q_starts: Tensor
@@ -63,6 +64,7 @@ class TritonPlan:
     decode: Mapping[str, Any]
     prefill_places: int
     prefill: Mapping[str, Any]
+    short: int
     scratch: Scratch
 
 
@@ -140,7 +142,7 @@ class TritonAttention:
         self._decode = constants | {
             "BLOCK_L": decode_block,
             "MIN_TILES": tuning.decode_min_tiles,
-            "FENCE": power_of_two(tuning.decode_warps * MAX_WARP) if tuning.decode_fence else 0,
+            "FENCE": power_of_two(tuning.decode_warps * THREADS_OF_A_WARP) if tuning.decode_fence else 0,
             "num_warps": tuning.decode_warps,
             "num_stages": decode_stages,
         }
@@ -175,9 +177,10 @@ class TritonAttention:
             num_tokens=batch.num_tokens,
             num_seqs=batch.num_seqs,
             decode_programs=self._decode_programs(batch) if any_short else 0,
-            decode=self._decode | {"BLOCK_S": max_seqs, "R": rows, "CHUNK": chunk, "CLEAR": not any_long},
+            decode=self._decode | {"BLOCK_S": max_seqs, "R": rows, "CHUNK": chunk},
             prefill_places=places if any_long else 0,
-            prefill=self._prefill | {"BLOCK_S": max_seqs, "R": prefill_rows, "SHORT": short if any_short else 0},
+            prefill=self._prefill | {"BLOCK_S": max_seqs, "R": prefill_rows},
+            short=short if any_short else 0,
             scratch=self._take_scratch(rows, max_seqs),
         )
 
@@ -205,12 +208,13 @@ class TritonAttention:
         """Buffers are taken once per size and kept, since recorded launches hold their addresses."""
         scratch = self._scratch.get((rows, max_seqs))
         if scratch is None:
-            spec, device, slots = self._spec, self._device, (self._max_programs, 2)
+            spec, device, fence = self._spec, self._device, self._decode["FENCE"]
+            slots = (self._max_programs, 2)
             scratch = self._scratch[rows, max_seqs] = Scratch(
                 sums=torch.empty((*slots, rows, spec.head_dim), dtype=torch.float32, device=device),
                 tops=torch.empty((*slots, 2, rows), dtype=torch.float32, device=device),
                 arrivals=torch.zeros(max_seqs * spec.num_kv_heads, dtype=torch.int32, device=device),
-                fences=torch.zeros((self._max_programs, self._decode["FENCE"]), dtype=torch.int32, device=device),
+                fences=torch.zeros(self._max_programs * max(fence, 1), dtype=torch.int32, device=device),
             )
         return scratch
 
@@ -228,7 +232,7 @@ class TritonAttention:
         self._write(layer, k, v, kv, plan)
         scratch = plan.scratch
         inputs = (q, kv.k, kv.v, out, layer.sinks, plan.block_table, plan.q_starts, plan.kv_lens)
-        sizes = (plan.num_seqs, plan.num_tokens, plan.block_table.stride(0))
+        table_stride = plan.block_table.stride(0)
         strides = (*q.stride()[:2], *out.stride()[:2], *kv.k.stride()[:3], *kv.v.stride()[:3])
         scales = (self._spec.scale * layer.k_scale, layer.v_scale)
         if plan.decode_programs:
@@ -238,14 +242,16 @@ class TritonAttention:
                 scratch.tops,
                 scratch.arrivals,
                 scratch.fences,
-                *sizes,
+                plan.num_seqs,
+                0 if plan.prefill_places else plan.num_tokens,
+                table_stride,
                 *strides,
                 *scales,
                 **plan.decode,
             )
         if plan.prefill_places:
             prefill_kernel[(plan.prefill_places, self._spec.num_kv_heads)](
-                *inputs, *sizes, *strides, *scales, **plan.prefill
+                *inputs, plan.num_seqs, plan.num_tokens, table_stride, plan.short, *strides, *scales, **plan.prefill
             )
         return out
 

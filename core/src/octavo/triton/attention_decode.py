@@ -22,7 +22,7 @@ import triton.language as tl
 from octavo.triton.attention_tile import LOWEST, attend_tile, clear_rest, finish
 
 
-@triton.jit(do_not_specialize=["num_seqs", "num_tokens", "table_stride"])
+@triton.jit(do_not_specialize=["num_seqs", "clear_to", "table_stride"])
 def decode_kernel(
     q,
     k_cache,
@@ -37,7 +37,7 @@ def decode_kernel(
     arrivals,
     fences,
     num_seqs,
-    num_tokens,
+    clear_to,
     table_stride,
     q_stride_t,
     q_stride_h,
@@ -64,7 +64,6 @@ def decode_kernel(
     MIN_TILES: tl.constexpr,
     CHUNK: tl.constexpr,
     FENCE: tl.constexpr,
-    CLEAR: tl.constexpr,
     UPCAST: tl.constexpr,
 ):
     """Grid (P,), any P. Takes every sequence of 1 .. R // G query tokens; others are the prefill kernel's.
@@ -73,13 +72,13 @@ def decode_kernel(
     arrivals int32 [S * Hkv]: zero before and after. BLOCK_S: a power of two >= S. WINDOW 0, SOFTCAP 0.0: none.
     scale: on logits, k_scale included. MIN_TILES: least share of a program. CHUNK: slots added up at a time.
     FENCE: numbers of int32 [P, FENCE] `fences`, at least one for each thread; 0: the device needs none.
-    CLEAR: zero the tokens behind the last sequence.
+    clear_to: tokens behind the last sequence become zero up to this one; 0: the prefill kernel does it.
     """
     program = tl.program_id(0)
     num_programs = tl.num_programs(0)
-    if CLEAR:
-        first = tl.load(q_starts + num_seqs)
-        clear_rest(out, o_stride_t, o_stride_h, first, num_tokens, program, num_programs, H=HKV * G, D=D)
+    clear_rest(
+        out, o_stride_t, o_stride_h, tl.load(q_starts + num_seqs), clear_to, program, num_programs, H=HKV * G, D=D
+    )
 
     # Every program finds its share alone: lengths are known on the device only.
     seqs = tl.arange(0, BLOCK_S)

@@ -18,7 +18,7 @@ import triton.language as tl
 from octavo.triton.attention_tile import LOWEST, attend_tile, clear_rest, finish
 
 
-@triton.jit(do_not_specialize=["num_seqs", "num_tokens", "table_stride"])
+@triton.jit(do_not_specialize=["num_seqs", "clear_to", "table_stride", "short"])
 def prefill_kernel(
     q,
     k_cache,
@@ -29,8 +29,9 @@ def prefill_kernel(
     q_starts,
     kv_lens,
     num_seqs,
-    num_tokens,
+    clear_to,
     table_stride,
+    short,
     q_stride_t,
     q_stride_h,
     o_stride_t,
@@ -53,13 +54,12 @@ def prefill_kernel(
     R: tl.constexpr,
     BLOCK_L: tl.constexpr,
     BLOCK_S: tl.constexpr,
-    SHORT: tl.constexpr,
     UPCAST: tl.constexpr,
 ):
-    """Grid (T * G // R + S, Hkv). Skips sequences of at most SHORT query tokens: the decode kernel has them.
+    """Grid (T * G // R + S, Hkv). Skips sequences of at most `short` query tokens: the decode kernel has them.
 
     q, out [T, Hkv * G, D]. BLOCK_S: a power of two >= S. WINDOW 0, SOFTCAP 0.0: none. scale: on logits, k_scale
-    included. Tokens behind the last sequence become zero.
+    included. Tokens behind the last sequence become zero, up to clear_to.
     """
     num_places = tl.num_programs(0)
     # A sequence's last tiles see the most context: they start first, so that the end of the launch is short work.
@@ -67,7 +67,7 @@ def prefill_kernel(
     head = tl.program_id(1)
     if head == 0:
         first = tl.load(q_starts + num_seqs)
-        clear_rest(out, o_stride_t, o_stride_h, first, num_tokens, place, num_places, H=HKV * G, D=D)
+        clear_rest(out, o_stride_t, o_stride_h, first, clear_to, place, num_places, H=HKV * G, D=D)
 
     seqs = tl.arange(0, BLOCK_S)
     all_starts = tl.load(q_starts + seqs, mask=seqs < num_seqs, other=0)
@@ -77,7 +77,7 @@ def prefill_kernel(
     q_len = tl.load(q_starts + seq + 1) - q_start
     kv_len = tl.load(kv_lens + seq)
     row = (place - (q_start * G // R + seq)) * R
-    if (row >= q_len * G) | (q_len <= SHORT):
+    if (row >= q_len * G) | (q_len <= short):
         return
 
     rows = row + tl.arange(0, R)

@@ -98,10 +98,10 @@ def finish(acc, top, total, sinks, heads, v_scale, HAS_SINKS: tl.constexpr):
 
 
 @triton.jit
-def clear_rest(out, o_stride_t, o_stride_h, first, num_tokens, program, num_programs, H: tl.constexpr, D: tl.constexpr):
-    """Zero the tokens behind the last sequence (padding of a step), shared out among the programs."""
+def clear_rest(out, o_stride_t, o_stride_h, first, clear_to, program, num_programs, H: tl.constexpr, D: tl.constexpr):
+    """Zero the tokens first .. clear_to - 1 (padding of a step), shared out among the programs."""
     columns = tl.arange(0, D)
-    for token in range(first + program, num_tokens, num_programs):
+    for token in range(first + program, clear_to, num_programs):
         for head in range(0, H, 16):
             heads = head + tl.arange(0, 16)
             at = out + tl.cast(token, tl.int64) * o_stride_t + heads[:, None] * o_stride_h + columns[None, :]
