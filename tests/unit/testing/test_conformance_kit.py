@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -213,6 +214,21 @@ def test_the_platforms_in_this_repository_pass(name: str, expected: str, monkeyp
     assert result.data["level"] == expected
 
 
+@pytest.mark.slow
+def test_the_example_of_the_plugin_guide_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    example = Path(__file__).parents[3] / "docs" / "examples" / "acme"
+    monkeypatch.setenv("PYTHONPATH", str(example))
+    monkeypatch.setenv("ACME_DEVICE", os.devnull)
+    monkeypatch.setenv("OCTAVO_EXTRA_PLATFORMS", "acme=acme_plugin")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    result = run("acme", config=example / "conformance.toml", quiet=True)
+    assert result.data["failures"] == {}
+    assert result.data["level"] == "bronze"
+    assert result.data["native_ops"] == ["act_and_mul"]
+    assert "test_t0_hygiene.py::test_absent_hardware_is_an_answer_with_a_reason" not in result.data["skipped"]
+
+
 def test_levels_need_all_their_tiers_and_native_kernels() -> None:
     clean = {"by_tier": {}, "native": ["attention", "linear"]}
     assert level(clean, ["0", "1", "2", "3", "6"]) == "silver"
@@ -230,7 +246,12 @@ def test_patterns_take_brackets_literally() -> None:
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("[tolerances]", "unknown section tolerances"), ("[skip]\nx = 1", "needs a reason"), ("[", "conformance.toml")],
+    [
+        ("[tolerances]", "unknown section tolerances"),
+        ("[skip]\nx = 1", "needs a reason"),
+        ("[absent]\nX = 1", "absent.X must be text"),
+        ("[", "conformance.toml"),
+    ],
 )
 def test_a_wrong_settings_file_is_refused(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "conformance.toml"

@@ -1,4 +1,4 @@
-"""The kit looks at memory, at serving, at absent hardware and at speed, and sees what is wrong there."""
+"""The kit looks at memory, at patches made while serving, at absent hardware and at speed, and sees what is wrong."""
 
 from __future__ import annotations
 
