@@ -40,6 +40,7 @@ def _act_and_mul_kernel(x_ptr, out_ptr, stride_x, width, KIND: tl.constexpr, BLO
 
 def act_and_mul(x: Tensor, kind: str) -> Tensor:
     """The op `act_and_mul`: act(x[:, :I]) * x[:, I:] for x [T, 2I]; new [T, I]. kind: silu, gelu, gelu_tanh."""
+    assert x.stride(1) == 1, "rows are read in order"
     num_tokens, width = x.shape[0], x.shape[1] // 2
     out = torch.empty((num_tokens, width), dtype=x.dtype, device=x.device)
     if num_tokens == 0:

@@ -12,7 +12,7 @@ Tensor = torch.Tensor
 BLOCK = 256
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _gather_tokens_kernel(table_ptr, rows_ptr, positions_ptr, out_ptr, stride_r, num_tokens, BLOCK: tl.constexpr):
     token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = token < num_tokens
@@ -22,7 +22,7 @@ def _gather_tokens_kernel(table_ptr, rows_ptr, positions_ptr, out_ptr, stride_r,
     tl.store(out_ptr + token, value, mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _slot_mapping_kernel(
     table_ptr, rows_ptr, positions_ptr, out_ptr, stride_r, num_tokens, BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr
 ):

@@ -73,7 +73,7 @@ def _load_x(x_ptr, stride_x, k, M, K, ROWS: tl.constexpr, EXACT: tl.constexpr, d
         return tl.load(x_ptr + k, mask=k < K, other=0.0).to(tl.float32)[None, :]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def _gemv_kernel(
     x_ptr,
     w_ptr,
@@ -212,8 +212,10 @@ def _launch(
     config: GemvConfig,
     counters: Tensor | None,
 ) -> Tensor:
+    assert x.stride(1) == w.stride(1) == 1, "rows are read in order"
     num_rows, num_in = x.shape
     num_out = w.shape[0]
+    assert num_rows <= MAX_ROWS, f"{num_rows} rows; the kernel takes up to {MAX_ROWS}"
     y = torch.empty((num_rows, num_out), dtype=x.dtype, device=x.device)
     if num_rows == 0:
         return y

@@ -1,4 +1,7 @@
-"""Root-mean-square norms. Shapes: R rows of D features; one program takes a few whole rows, in float32."""
+"""Root-mean-square norms. Shapes: R rows of D features; one program takes a few whole rows, in float32.
+
+Numbers of rows are never specialized on: a step of a new size must not wait for a compiler.
+"""
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
 from __future__ import annotations
@@ -23,7 +26,7 @@ def scale_to_unit_rms(x, weight, eps, width, DTYPE: tl.constexpr, ROUND: tl.cons
     return unit * weight
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _rms_norm_kernel(
     x_ptr,
     weight_ptr,
@@ -49,7 +52,7 @@ def _rms_norm_kernel(
     tl.store(out_ptr + rows[:, None] * width + columns[None, :], y.to(dtype), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _add_rms_norm_kernel(
     x_ptr,
     residual_ptr,
@@ -126,6 +129,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """The op `add_rms_norm` in one pass and in place: residual becomes x + residual, x its norm. Both [T, D]."""
+    assert x.stride(1) == residual.stride(1) == 1, "rows are read in order"
     num_rows, width = x.shape
     if num_rows == 0:
         return x, residual

@@ -24,7 +24,7 @@ def _store_quantized(y, row, columns, mask, out_ptr, scale_ptr, width, LARGEST: 
     """y float32 [1, BLOCK_D], zero beyond `width`."""
     # A row of zeros must not divide by zero; the floor is far below what any format's smallest value can show.
     scale = tl.maximum(tl.max(tl.abs(y), axis=1), 1e-12) / LARGEST
-    values = tl.clamp(y / scale[:, None], -LARGEST, LARGEST)
+    values = tl.clamp(y * (1.0 / scale)[:, None], -LARGEST, LARGEST)
     tl.store(out_ptr + row[:, None] * width + columns[None, :], values.to(out_ptr.dtype.element_ty), mask=mask)
     tl.store(scale_ptr + row, scale)
 

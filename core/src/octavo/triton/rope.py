@@ -161,6 +161,7 @@ def _parts(half: int, head_dim: int) -> tuple[int, int]:
 
 def rope(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> tuple[Tensor, Tensor]:
     """The op `rope`: q [T, H, D], k [T, Hkv, D], rows possibly strided; both in one launch, new contiguous tensors."""
+    assert q.stride(2) == k.stride(2) == 1, "heads are read in order"
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads = k.shape[1]
     q_out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -204,6 +205,7 @@ def qkv_norm_rope(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The op `qkv_norm_rope` in one launch (none if there is nothing to do); q, k and v are views of qkv, which it
     overwrites: values stay where they are. qkv [T, (H + 2 Hkv) D], its rows possibly strided."""
+    assert qkv.stride(1) == 1, "rows are read in order"
     num_tokens = qkv.shape[0]
     head_dim = qkv.shape[1] // (num_heads + 2 * num_kv_heads)
     heads = qkv.unflatten(1, (num_heads + 2 * num_kv_heads, head_dim))

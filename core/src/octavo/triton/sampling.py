@@ -112,7 +112,7 @@ def _scan_kernel(
         tl.store(peaks_ptr + at, tl.max(peak, axis=0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_parts"])
 def _choose_kernel(candidates_ptr, peaks_ptr, out_ptr, num_parts, BLOCK: tl.constexpr):
     row = tl.program_id(0)
     part = tl.arange(0, BLOCK)
@@ -151,7 +151,7 @@ def _scan(logits: Tensor, temperature: Tensor | None, seeds: Tensor | None, posi
         num_warps=8,
     )
     if num_parts > 1:
-        block = triton.next_power_of_2(num_parts)
+        block = triton.next_power_of_2(num_blocks)  # of the vocabulary alone, so that it is compiled once
         _choose_kernel[(num_rows,)](candidates, peaks, out, num_parts, BLOCK=block, num_warps=1)
     return out
 
