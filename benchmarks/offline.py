@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 from peers import Octavo, Peer, Transformers
-from workload import Source
+from workload import Source, Work
 
 PEERS = ("transformers", "octavo")
 MAX_MODEL_LEN = 2304
@@ -45,15 +45,24 @@ def main() -> None:
 
 
 def unpack_demo_model(folder: Path) -> Path:
-    """The packaged GGUF as a bfloat16 safetensors folder."""
+    """The packaged GGUF as a bfloat16 safetensors folder, which every engine reads alike."""
     import torch
-    from transformers import AutoModelForCausalLM
+    from safetensors.torch import save_file
 
-    from octavo.weights.demo import demo_model
+    from octavo.quant.schemes import dequantize_weight
+    from octavo.weights.source import open_model
 
-    gguf = demo_model()
-    model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16)
-    model.save_pretrained(folder)
+    source = open_model("")
+    weights = {}
+    for tensor in source.tensors():
+        data = tensor.read()
+        if tensor.scheme is not None:
+            data = dequantize_weight({"weight": data}, tensor.scheme, torch.bfloat16)
+        weights[tensor.name] = data.to(torch.bfloat16).contiguous()
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    source.config.dtype = torch.bfloat16
+    source.config.architectures = ["LlamaForCausalLM"]
+    source.config.save_pretrained(folder)
     return folder
 
 
@@ -90,7 +99,7 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, float | str]:
     }
 
 
-def seconds(peer: Peer, work: list) -> float:
+def seconds(peer: Peer, work: list[Work]) -> float:
     start = time.perf_counter()
     produced = peer.run(work)
     assert produced == sum(w.num_output for w in work), "an engine gave fewer tokens than asked for"
