@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint .ci/constraints.txt
-PROJECTS = core/pyproject.toml plugins/cpu/pyproject.toml
+PROJECTS = core/pyproject.toml plugins/cpu/pyproject.toml plugins/cuda/pyproject.toml
 # One thread a process: on a small machine, waiting threads of one test slow the others.
 TEST_ENV = OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
@@ -24,7 +24,7 @@ $(VENV)/.demo: $(PROJECTS) .ci/constraints.txt | $(VENV)/bin/python
 
 $(VENV)/.dev: $(PROJECTS) .ci/constraints.txt .ci/requirements-dev.txt | $(VENV)/bin/python
 	@echo "Installing Octavo with its development tools into $(VENV) (a few minutes the first time)"
-	$(PIP) --editable "core[test]" --editable plugins/cpu --requirement .ci/requirements-dev.txt
+	$(PIP) --editable "core[test]" --editable plugins/cpu --editable plugins/cuda --requirement .ci/requirements-dev.txt
 	@touch $@ $(VENV)/.demo
 
 demo: $(VENV)/.demo  ## install, serve a real model, ask it one question
@@ -54,7 +54,7 @@ format: $(VENV)/.dev  ## format and fix what ruff can
 
 dist: $(VENV)/bin/python  ## build wheels of all distributions into dist/
 	rm -rf dist
-	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist ./core ./plugins/cpu
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist ./core ./plugins/cpu ./plugins/cuda
 
 docs: $(VENV)/.dev  ## regenerate the generated pages of docs/
 	$(BIN)/python -m octavo.testing.docs docs

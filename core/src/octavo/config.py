@@ -21,7 +21,8 @@ class ModelConfig:
 
     model: a folder, a .gguf file, a hub repository, or "" for the packaged demo model.
     dtype: of activations and unquantized weights; "auto" follows the checkpoint, or the platform if it cannot.
-    quantization: None follows the checkpoint; "none" dequantizes everything at load.
+    quantization: None follows the checkpoint; "none" dequantizes everything at load; "fp8" quantizes a plain
+        checkpoint while loading.
     max_model_len: longest prompt plus output, in tokens; None takes the model's own limit.
     """
 

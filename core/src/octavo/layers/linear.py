@@ -21,6 +21,7 @@ from octavo.errors import ConfigError
 from octavo.layers.context import BuildContext, dtype_name
 from octavo.plugin.contracts import Communicator
 from octavo.plugin.specs import LinearSpec, QuantScheme
+from octavo.quant.online import is_plain
 from octavo.weights.slots import CheckpointTensor, Slot
 
 Tensor = torch.Tensor
@@ -154,7 +155,7 @@ def receive(
     raw = pieces[0] if len(pieces) == 1 else torch.cat(tuple(pieces))
     if scheme is not None and ctx.dequantize:
         raw, scheme = plain(raw, scheme, ctx.dtype), None
-    dtype = ctx.dtype if scheme is None else raw.dtype
+    dtype = ctx.dtype if is_plain(scheme) else raw.dtype
     return raw.to(device=ctx.torch_device, dtype=dtype, copy=True), scheme
 
 

@@ -8,7 +8,7 @@ import torch
 
 from octavo.errors import UnsupportedModelError
 from octavo.plugin.specs import QuantScheme
-from octavo.quant import gguf_blocks
+from octavo.quant import gguf_blocks, online
 
 Decoder = Callable[[Mapping[str, torch.Tensor], QuantScheme, torch.dtype], torch.Tensor]
 
@@ -17,7 +17,7 @@ def _gguf(weights: Mapping[str, torch.Tensor], scheme: QuantScheme, dtype: torch
     return gguf_blocks.dequantize(weights["weight"], scheme.packing.removeprefix("gguf:"), dtype)
 
 
-DECODERS: dict[str, Decoder] = {"gguf": _gguf}
+DECODERS: dict[str, Decoder] = {"gguf": _gguf, online.FAMILY: online.decode}
 """Packing up to its colon -> decoder. A new format adds one line here and a file beside this one."""
 
 

@@ -21,6 +21,7 @@ from octavo.plugin.contracts import Communicator, Device, GraphRunner, KVView, M
 from octavo.plugin.data import GroupSpec, PlatformCaps
 from octavo.plugin.specs import BatchLimits, KVLayout, KVPlan, QuantScheme
 from octavo.plugin.step import Admit, Batch, KVGroup
+from octavo.quant import online
 from octavo.runner.buckets import Shapes
 from octavo.runner.graphs import EagerRunner
 from octavo.runner.kvcache import NULL_BLOCKS, GroupNeed, allocate, divide, measured_budget
@@ -274,8 +275,13 @@ def scheme_source(
 ) -> Callable[[str], QuantScheme | None]:
     """Which quantization each weight has, by checkpoint name. GGUF tensors say it themselves."""
     asked = config.model.quantization
+    if asked is not None and asked in online.SCHEMES:
+        if source.kind == "gguf" or source.quant_config:
+            raise ConfigError(f"--quantization {asked}: {source.path} is quantized already; leave the option out")
+        return online.scheme_of(asked)
     if asked not in (None, "none"):
-        raise ConfigError(f"--quantization {asked}: only 'none' (dequantize while loading) can be asked for")
+        known = ", ".join(["none (dequantize while loading)", *online.SCHEMES])
+        raise ConfigError(f"--quantization {asked}: not known; known: {known}")
     quant_format = extensions.quant_formats.open(source.quant_config)
     return quant_format.scheme if quant_format is not None else lambda name: None
 

@@ -188,8 +188,8 @@ class TritonAttention:
         """Query rows of the decode kernel: enough for all sequences if they are short (drafts), else for one token."""
         one = max(power_of_two(self._group), 16)
         wanted = power_of_two(self._group * max_q_len)
-        most = max(one, self.tuning.decode_rows * 128 // self._spec.head_dim)
-        return max(one, wanted) if wanted <= most else one
+        most = self.tuning.decode_rows * 128 // max(self._spec.head_dim, 128)
+        return wanted if one < wanted <= most else one
 
     def _decode_programs(self, batch: AttnBatch) -> int:
         length = batch.max_kv_len

@@ -12,7 +12,7 @@ class AttentionTuning:
     shared_memory: bytes that tiles of one program may take; larger tiles are cut until they fit.
     decode_programs: programs of a decode launch; 0: `decode_programs_per_unit` for each compute unit of the device.
     decode_min_tiles: least tiles of a program, as putting shares together costs too.
-    decode_rows: most query rows (tokens x heads of a group) per KV head in the decode kernel, for a head_dim of 128.
+    decode_rows: most query rows (tokens x heads of a group) per KV head in the decode kernel; fewer above head_dim 128.
     decode_fence: False promises that a barrier and one thread's release publish what the other threads of a program
     stored before (memory models with cumulative release, such as PTX's); True is right everywhere and costs a little.
     *_block: context tokens of a tile; prefill_rows: query rows of a tile. *_warps, *_stages: Triton's launch options;
