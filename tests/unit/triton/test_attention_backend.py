@@ -22,7 +22,13 @@ DEVICE = TorchDevice("cpu", memory=lambda: MemInfo(total=0, free=0))
 LIMITS = BatchLimits(max_num_tokens=256, max_num_seqs=16, max_model_len=256)
 ALLOWED = {"float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}
 SMALL = AttentionTuning(
-    decode_programs=5, decode_min_tiles=1, decode_block=16, prefill_rows=16, prefill_block=32, prefill_warps=4
+    decode_programs=5,
+    decode_min_tiles=1,
+    decode_block=16,
+    decode_rows=16,
+    prefill_rows=16,
+    prefill_block=32,
+    prefill_warps=4,
 )
 DECODES = [(9, 1), (33, 1), (0, 1), (70, 1)]
 MIXED = [(16, 1), (70, 1), (0, 23), (30, 2), (20, 13)]
@@ -121,12 +127,31 @@ def test_padding_becomes_zero(lens: list[tuple[int, int]], graph: bool) -> None:
 @pytest.mark.parametrize(("new", "heads"), [(3, 2), (3, 16), (8, 8)])
 def test_drafts_go_through_the_decode_kernel(new: int, heads: int) -> None:
     case = Case(spec=spec_of(heads=heads, kv_heads=2, dim=16), lens=[(30, new), (7, 1), (0, new), (64, 2)])
-    backend = TritonAttention.with_tuning(SMALL)(case.spec, LIMITS, DEVICE)
+    tuning = replace(SMALL, decode_rows=32)
+    backend = TritonAttention.with_tuning(tuning)(case.spec, LIMITS, DEVICE)
     plan = backend.plan(inputs_of(case).batch, graph=False)
     assert plan.decode_programs > 0
     assert plan.prefill_places == 0
-    check(case)
-    check(replace(case, spec=replace(case.spec, window=9)))
+    check(case, tuning=tuning)
+    check(replace(case, spec=replace(case.spec, window=9)), tuning=tuning)
+
+
+@pytest.mark.parametrize(
+    ("lens", "graph", "decodes", "prefills"),
+    [
+        (DECODES, False, True, False),
+        (DECODES, True, True, False),
+        (MIXED, False, True, True),
+        ([(0, 33), (7, 20)], False, False, True),
+        ([(0, 33), (7, 20)], True, True, True),
+    ],
+)
+def test_only_kernels_that_may_have_work_are_launched(
+    lens: list[tuple[int, int]], graph: bool, decodes: bool, prefills: bool
+) -> None:
+    case = Case(spec=spec_of(dim=16), lens=lens)
+    plan = TritonAttention.with_tuning(SMALL)(case.spec, LIMITS, DEVICE).plan(inputs_of(case).batch, graph=graph)
+    assert (plan.decode_programs > 0, plan.prefill_places > 0) == (decodes, prefills)
 
 
 def test_a_sequence_without_context_gets_zeros() -> None:
