@@ -114,7 +114,8 @@ def test_default_configs_cut_every_known_shape_into_slices_that_hold_work() -> N
             assert 1 <= config.split_k <= tiles
             assert config.dot == (num_rows > 1)
             assert config.block_n & (config.block_n - 1) == 0
-    assert gemv.default_config(1024, 3072, 1).split_k > gemv.default_config(128256, 4096, 1).split_k == 1
+    assert gemv.default_config(1024, 3072, 4).split_k > gemv.default_config(128256, 4096, 4).split_k == 1
+    assert gemv.default_config(1024, 3072, 1).block_n < gemv.default_config(128256, 4096, 1).block_n
 
 
 def test_a_tuned_entry_serves_smaller_products_of_its_shape() -> None:

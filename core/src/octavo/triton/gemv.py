@@ -173,14 +173,24 @@ INTERPRETED = not isinstance(_gemv_kernel, triton.JITFunction)
 def default_config(
     num_out: int, num_in: int, num_rows: int, *, num_cores: int = 132, group: int | None = None
 ) -> GemvConfig:
-    """A sane cut for a shape that nobody tuned. num_cores: multiprocessors of the chip. group: of 4-bit weights."""
-    dot = num_rows > 1
-    block_n = 16 if num_out <= 8192 else 32
-    block_k = group or min(256 if dot else 512, max(32, triton.next_power_of_2(num_in)))
-    # About four programs a core keep enough loads in flight; a slice shorter than two tiles only adds partials.
-    wanted = 4 * num_cores * block_n // max(num_out, 1)
-    split_k = max(1, min(8, wanted, num_in // (2 * block_k)))
-    return GemvConfig(block_n=block_n, block_k=block_k, split_k=1 << (split_k.bit_length() - 1), dot=dot)
+    """A sane cut for a shape that nobody tuned, after what won on an H200. num_cores: multiprocessors of the chip.
+    group: of 4-bit weights.
+
+    One row: no matrix unit, narrow programs of 32 weights a thread, whole rows of K (there are enough outputs for all
+    cores). Several: square-ish tiles on the matrix unit, split until there are about two programs a core.
+    """
+    widest = triton.next_power_of_2(num_in)
+    if num_rows == 1:
+        block_n = next((n for n in (16, 8) if num_out >= 2.5 * n * num_cores), MIN_BLOCK_N)
+        if group is not None:
+            return GemvConfig(block_n=max(block_n, 2048 // group), block_k=group, num_stages=4, dot=False)
+        return GemvConfig(block_n=block_n, block_k=min(4096 // block_n, widest), num_stages=4, dot=False)
+    wide = num_out >= 16 * num_cores
+    block_n, num_warps = (64, 4) if wide else (16, 2)
+    block_k = group or min(128 if wide else 256, max(32, widest))
+    most = min(4, 2 * num_cores * block_n // num_out, num_in // (2 * block_k))
+    split_k = 1 << (max(most, 1).bit_length() - 1)
+    return GemvConfig(block_n=block_n, block_k=block_k, split_k=split_k, num_warps=num_warps, num_stages=4)
 
 
 def tuned_config(
