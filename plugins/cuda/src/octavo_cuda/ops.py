@@ -28,13 +28,16 @@ def register_triton(registry: KernelRegistry, device: Device) -> None:
     from octavo.triton import activation, bookkeeping, logits, norm, rope, sampling, topk_topp
     from octavo.triton.attention_backend import TritonAttention
     from octavo_cuda.attention import Fa3Attention
+    from octavo_cuda.attention_phases import PhaseAttention
     from octavo_cuda.fp8 import Fp8Linear
     from octavo_cuda.linear import GemvLinear
     from octavo_cuda.tuning import tuning_for
 
     tuning = tuning_for(device.describe().name)
+    triton_attention = TritonAttention.with_tuning(tuning.attention)
+    registry.attention(PhaseAttention.with_decoder(triton_attention), priority=30)
     registry.attention(Fa3Attention, priority=20)
-    registry.attention(TritonAttention.with_tuning(tuning.attention), priority=10)
+    registry.attention(triton_attention, priority=10)
     registry.linear(Fp8Linear, priority=30)
     registry.linear(GemvLinear.with_table(tuning.gemv), priority=20)
     for fn, inplace in (

@@ -24,8 +24,18 @@ class CardTuning:
     gemv: Gemv = field(default_factory=dict)
 
 
-HOPPER = AttentionTuning(shared_memory=200 * 1024)
-"""228 KiB of shared memory a multiprocessor, 227 for one program."""
+HOPPER = AttentionTuning(
+    shared_memory=200 * 1024,
+    decode_fence=False,
+    decode_block=32,
+    decode_warps=2,
+    decode_stages=5,
+    decode_programs_per_unit=4,
+    prefill_block=128,
+)
+"""Best of 16 decode and 10 prefill cuts on an H200 for batches; see benchmarks/results/h200-2026-11-29.md.
+
+228 KiB of shared memory a multiprocessor, 227 for one program; PTX's barriers and releases are cumulative."""
 
 H200_GEMV: Gemv = {
     (6144, 4096, 1): GemvConfig(
