@@ -8,7 +8,7 @@ PROJECTS = core/pyproject.toml plugins/cpu/pyproject.toml plugins/cuda/pyproject
 TEST_ENV = OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-slow test-dist check format dist docs clean
+.PHONY: help demo serve test test-slow test-kit test-dist check format dist docs clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */|/' | awk -F'|' '{printf "make %-10s %s\n", $$1, $$2}'
@@ -38,6 +38,12 @@ test: $(VENV)/.dev  ## run the tests (under 15 minutes on two cores)
 
 test-slow: $(VENV)/.dev  ## run the slow tests: load, long comparisons, real models at length
 	$(TEST_ENV) $(BIN)/python -m pytest -m slow
+
+test-kit: $(VENV)/.dev  ## run the conformance kit on the platforms that need no hardware
+	@mkdir -p build
+	$(TEST_ENV) $(BIN)/octavo plugin check cpu --config plugins/cpu/conformance.toml --report build/conformance-cpu.json
+	$(TEST_ENV) OCTAVO_EXTRA_PLATFORMS=refdev=octavo.testing.refdev \
+		$(BIN)/octavo plugin check refdev --report build/conformance-refdev.json
 
 test-dist: $(VENV)/.dev dist  ## install the wheels into an empty environment and use them
 	$(BIN)/python -m pytest -m dist tests/e2e/test_wheels.py
