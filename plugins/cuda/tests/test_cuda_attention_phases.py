@@ -32,31 +32,33 @@ class Counting(ReferenceAttention):
 
 
 @pytest.mark.parametrize(
-    ("lens", "decodes", "prompts"),
+    ("lens", "triton", "fa3"),
     [
         (((40, 1), (3, 1), (200, 1)), [1, 1, 1], []),
         (((0, 30), (17, 9)), [], [30, 9]),
         (((40, 1), (3, 1), (0, 30), (17, 9)), [1, 1], [30, 9]),
+        (((40, 1), (3, 1), (0, 10), (17, 9)), [1, 1, 10, 9], []),
     ],
-    ids=["decodes", "prompts", "mixed"],
+    ids=["decodes", "prompts", "mixed", "short prompts"],
 )
 @pytest.mark.parametrize("padding", [(0, 0), (5, 2)])
 def test_each_sequence_goes_to_the_backend_of_its_phase(
     lens: tuple[tuple[int, int], ...],
-    decodes: list[int],
-    prompts: list[int],
+    triton: list[int],
+    fa3: list[int],
     padding: tuple[int, int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(attention_phases, "Fa3Attention", Counting)
+    monkeypatch.setattr(attention_phases, "LONG", 20)
     device = TorchDevice("cpu")
     case = paged.Case(spec=SPEC, lens=lens, pad_tokens=padding[0], pad_seqs=padding[1])
     layout = KVLayout(block_size=SPEC.block_size, dtype=SPEC.kv_dtype)
     inputs = paged.build(case, layout, device)
-    backend = PhaseAttention.with_decoder(Counting)(SPEC, LIMITS, device)
+    backend = PhaseAttention.with_triton(Counting)(SPEC, LIMITS, device)
     plan = backend.plan(inputs.batch, graph=False)
     out = torch.zeros_like(inputs.q)
     backend.run(AttnLayer(index=0), inputs.q, inputs.k, inputs.v, inputs.kv, plan, out)
     expected = paged.dense(case, inputs)
     torch.testing.assert_close(out[: len(expected)], expected, atol=1e-5, rtol=1e-5)
-    assert (backend._decode.seen, backend._prompts.seen) == (decodes, prompts)
+    assert (backend._triton.seen, backend._fa3.seen) == (triton, fa3)

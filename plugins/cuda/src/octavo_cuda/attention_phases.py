@@ -1,8 +1,8 @@
-"""Each phase to the kernel that was measured to be fastest in it: prompts to FlashAttention 3, decodes to Triton.
+"""Each phase to the kernel that was measured to be fastest in it: long prompts to FlashAttention 3, the rest to Triton.
 
-    eager mixed step    | decodes ...... | prompts ............ |
-                          Triton           FlashAttention 3
-    recorded mixed step | all of it: FlashAttention 3, since how many decode is not known when it is recorded
+    eager step with a long prompt | decodes ...... | prompts ............ |
+                                    Triton           FlashAttention 3
+    any other step                | all of it: Triton, whose kernels part decodes and prompts on the device
 
 Measured on an H200: benchmarks/results/h200-2026-11-29.md.
 """
@@ -20,29 +20,33 @@ from octavo_cuda.attention import Fa3Attention
 Tensor = torch.Tensor
 
 
+LONG = 1024
+"""Query tokens of a sequence from which FlashAttention 3 pays."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class PhasePlan:
-    """num_decodes: how many of the first tokens go to `decode`; the rest go to `prompts`. None: no such tokens."""
+    """num_first: how many of the first tokens go to `triton`; the rest go to `fa3`. None: no such tokens."""
 
-    num_decodes: int
-    decode: Any
-    prompts: Any
+    num_first: int
+    triton: Any
+    fa3: Any
 
 
 class PhaseAttention:
-    """Implements `octavo.plugin.AttentionBackend` by two others. decoder: that of decodes, see `with_decoder`."""
+    """Implements `octavo.plugin.AttentionBackend` by two others. triton: that of all but long prompts, see `with_triton`."""
 
     name: ClassVar[str] = "fa3+triton"
-    decoder: ClassVar[type[Any]]
+    triton: ClassVar[type[Any]]
 
     @classmethod
-    def with_decoder(cls, decoder: Any) -> type[PhaseAttention]:
+    def with_triton(cls, triton: Any) -> type[PhaseAttention]:
         """This backend with the Triton backend of a card."""
-        return type(cls.__name__, (cls,), {"decoder": decoder, "__module__": cls.__module__, "__doc__": cls.__doc__})
+        return type(cls.__name__, (cls,), {"triton": triton, "__module__": cls.__module__, "__doc__": cls.__doc__})
 
     @classmethod
     def supports(cls, spec: AttentionSpec, device: Device) -> Support:
-        answer: Support = cls.decoder.supports(spec, device)
+        answer: Support = cls.triton.supports(spec, device)
         return Fa3Attention.supports(spec, device) if answer.ok else answer
 
     @classmethod
@@ -50,31 +54,31 @@ class PhaseAttention:
         return Fa3Attention.kv_layout(spec)
 
     def __init__(self, spec: AttentionSpec, limits: BatchLimits, device: Device) -> None:
-        self._decode = type(self).decoder(spec, limits, device)
-        self._prompts = Fa3Attention(spec, limits, device)
+        self._triton = type(self).triton(spec, limits, device)
+        self._fa3 = Fa3Attention(spec, limits, device)
 
     def plan(self, batch: AttnBatch, *, graph: bool) -> PhasePlan:
-        """One plan for each phase that the step has."""
-        if batch.max_q_len == 1:
-            return PhasePlan(num_decodes=batch.num_tokens, decode=self._decode.plan(batch, graph=graph), prompts=None)
-        first = 0 if graph else batch.num_decodes
+        """One plan for each part that the step has."""
+        if graph or batch.max_q_len < LONG:
+            return PhasePlan(num_first=batch.num_tokens, triton=self._triton.plan(batch, graph=graph), fa3=None)
+        first = batch.num_decodes
         if first == 0:
-            return PhasePlan(num_decodes=0, decode=None, prompts=self._prompts.plan(batch, graph=graph))
+            return PhasePlan(num_first=0, triton=None, fa3=self._fa3.plan(batch, graph=False))
         return PhasePlan(
-            num_decodes=first,
-            decode=self._decode.plan(_part(batch, 0, first), graph=False),
-            prompts=self._prompts.plan(_part(batch, first, batch.num_seqs), graph=False),
+            num_first=first,
+            triton=self._triton.plan(_part(batch, 0, first), graph=False),
+            fa3=self._fa3.plan(_part(batch, first, batch.num_seqs), graph=False),
         )
 
     def run(
         self, layer: AttnLayer, q: Tensor, k: Tensor, v: Tensor, kv: KVView, plan: PhasePlan, out: Tensor
     ) -> Tensor:
         """q, out [T, H, D]; k, v [T, Hkv, D]. Fills and returns `out`. Each part writes its own keys and values."""
-        n = plan.num_decodes
-        if plan.decode is not None:
-            self._decode.run(layer, q[:n], k[:n], v[:n], kv, plan.decode, out[:n])
-        if plan.prompts is not None:
-            self._prompts.run(layer, q[n:], k[n:], v[n:], kv, plan.prompts, out[n:])
+        n = plan.num_first
+        if plan.triton is not None:
+            self._triton.run(layer, q[:n], k[:n], v[:n], kv, plan.triton, out[:n])
+        if plan.fa3 is not None:
+            self._fa3.run(layer, q[n:], k[n:], v[n:], kv, plan.fa3, out[n:])
         return out
 
 

@@ -23,8 +23,8 @@ DECODE_STEPS = ((1, 1), (2, 2), (4, 4), (64, 8), (256, 16), (1 << 30, 32))
 """(up to, distance): batch sizes of decode steps. Padded rows cost a little arithmetic and no KV reads, so the distance
 grows with the size."""
 
-MIXED_TOKENS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-"""Steps with prompts in them. Above 512 tokens the card computes for longer than the host takes to launch."""
+MIXED_TOKENS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048)
+"""Steps with prompts in them. Under load nearly every step is one: a full batch of decodes and the next prompts."""
 
 
 def decode_sizes(max_num_seqs: int) -> list[int]:

@@ -35,7 +35,7 @@ def register_triton(registry: KernelRegistry, device: Device) -> None:
 
     tuning = tuning_for(device.describe().name)
     triton_attention = TritonAttention.with_tuning(tuning.attention)
-    registry.attention(PhaseAttention.with_decoder(triton_attention), priority=30)
+    registry.attention(PhaseAttention.with_triton(triton_attention), priority=30)
     registry.attention(Fa3Attention, priority=20)
     registry.attention(triton_attention, priority=10)
     registry.linear(Fp8Linear, priority=30)
