@@ -82,12 +82,12 @@ def test_every_small_step_has_a_recorded_shape() -> None:
         key, captured = shapes.choose(num_seqs, num_seqs, 500, 1)
         assert captured
         assert key.max_q_len == 1, "a decode step must not run as a mixed one"
-    for num_tokens, num_seqs in ((2, 1), (17, 3), (512, 100), (130, 1)):
+    for num_tokens, num_seqs in ((2, 1), (17, 3), (512, 100), (130, 1), (1900, 100)):
         key, captured = shapes.choose(num_tokens, num_seqs, 500, num_tokens - num_seqs + 1)
         assert captured
         assert key.max_q_len == 0
         assert key.num_tokens >= num_tokens
-    assert not shapes.choose(513, 1, 600, 513)[1], "a large prompt fills the card by itself"
+    assert not shapes.choose(2049, 1, 2100, 2049)[1], "a large step fills the card by itself"
 
 
 def test_shapes_stay_within_the_limits() -> None:

@@ -16,7 +16,7 @@ from octavo.plugin import AttentionSpec, AttnLayer, BatchLimits, MemInfo
 from octavo.plugin.torch import TorchDevice
 from octavo.testing.conformance.paged import Case, Inputs, build, dense, kv_spec_of
 from octavo.triton.attention_backend import TritonAttention
-from octavo.triton.attention_tuning import AttentionTuning, fit
+from octavo.triton.attention_tuning import AttentionTuning, decode_tiles, fit, prefill_tiles
 
 DEVICE = TorchDevice("cpu", memory=lambda: MemInfo(total=0, free=0))
 LIMITS = BatchLimits(max_num_tokens=256, max_num_seqs=16, max_model_len=256)
@@ -274,7 +274,8 @@ def test_tuning_makes_another_class_and_leaves_the_first() -> None:
 
 
 def test_tiles_are_cut_to_the_memory() -> None:
-    assert fit(64, 5, token_bytes=512, memory=64 * 1024) == (64, 5)
-    assert fit(64, 5, token_bytes=512, memory=63 * 1024) == (64, 3)
-    assert fit(64, 5, token_bytes=512, memory=31 * 1024) == (32, 3)
-    assert fit(64, 5, token_bytes=4096, memory=1024) == (16, 3)
+    assert fit(64, 5, decode_tiles, token_bytes=512, memory=64 * 1024) == (64, 5)
+    assert fit(64, 5, decode_tiles, token_bytes=512, memory=63 * 1024) == (64, 3)
+    assert fit(64, 5, decode_tiles, token_bytes=512, memory=31 * 1024) == (32, 3)
+    assert fit(64, 5, decode_tiles, token_bytes=4096, memory=1024) == (16, 3)
+    assert fit(128, 3, prefill_tiles, token_bytes=1024, memory=168 * 1024) == (64, 3)

@@ -21,7 +21,14 @@ from octavo.plugin.specs import AttentionSpec, BatchLimits, KVLayout, KVSpec
 from octavo.plugin.torch import HOST
 from octavo.triton.attention_decode import decode_kernel
 from octavo.triton.attention_prefill import prefill_kernel
-from octavo.triton.attention_tuning import AttentionTuning, fit, is_power_of_two, power_of_two
+from octavo.triton.attention_tuning import (
+    AttentionTuning,
+    decode_tiles,
+    fit,
+    is_power_of_two,
+    power_of_two,
+    prefill_tiles,
+)
 from octavo.triton.attention_write import kv_write_kernel
 
 Tensor = torch.Tensor
@@ -122,10 +129,14 @@ class TritonAttention:
         self._rows = min(tuning.prefill_rows, tuning.prefill_rows * 128 // spec.head_dim)
         query_bytes = self._rows * token_bytes // 2
         decode_block, decode_stages = fit(
-            tuning.decode_block, tuning.decode_stages, token_bytes=token_bytes, memory=memory
+            tuning.decode_block, tuning.decode_stages, decode_tiles, token_bytes=token_bytes, memory=memory
         )
         prefill_block, prefill_stages = fit(
-            tuning.prefill_block, tuning.prefill_stages, token_bytes=token_bytes, memory=memory - query_bytes
+            tuning.prefill_block,
+            tuning.prefill_stages,
+            prefill_tiles,
+            token_bytes=token_bytes,
+            memory=memory - query_bytes,
         )
         constants: dict[str, Any] = {
             "HAS_SINKS": spec.sinks,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 
@@ -15,8 +16,7 @@ class AttentionTuning:
     decode_rows: most query rows (tokens x heads of a group) per KV head in the decode kernel; fewer above head_dim 128.
     decode_fence: False promises that a barrier and one thread's release publish what the other threads of a program
     stored before (memory models with cumulative release, such as PTX's); True is right everywhere and costs a little.
-    *_block: context tokens of a tile; prefill_rows: query rows of a tile. *_warps, *_stages: Triton's launch options;
-    the block table's own loads take every second stage, so `stages` keep (stages - 1) // 2 tiles on their way.
+    *_block: context tokens of a tile; prefill_rows: query rows of a tile. *_warps, *_stages: Triton's launch options.
     """
 
     shared_memory: int = 96 * 1024
@@ -34,12 +34,23 @@ class AttentionTuning:
     prefill_stages: int = 3
 
 
-def fit(block: int, stages: int, *, token_bytes: int, memory: int) -> tuple[int, int]:
+def decode_tiles(stages: int) -> int:
+    """Tiles on their way in the decode kernel: the block table's own loads take every second stage."""
+    return max(1, (stages - 1) // 2)
+
+
+def prefill_tiles(stages: int) -> int:
+    """Tiles on their way in the prefill kernel."""
+    return max(1, stages - 1)
+
+
+def fit(block: int, stages: int, tiles: Callable[[int], int], *, token_bytes: int, memory: int) -> tuple[int, int]:
     """(block, stages) cut until the tiles on their way fit into `memory` bytes: stages go first.
 
-    token_bytes: key and value of one token. A block stays at least 16, what a matrix unit takes.
+    tiles: how many there are with so many stages. token_bytes: key and value of one token. A block stays at least 16,
+    what a matrix unit takes.
     """
-    while block * token_bytes * max(1, (stages - 1) // 2) > memory:
+    while block * token_bytes * tiles(stages) > memory:
         if stages > 3:
             stages -= 2
         elif block > 16:

@@ -34,7 +34,7 @@ class PhasePlan:
 
 
 class PhaseAttention:
-    """Implements `octavo.plugin.AttentionBackend` by two others. triton: that of all but long prompts, see `with_triton`."""
+    """Implements `octavo.plugin.AttentionBackend` by two others. triton: of all but long prompts."""
 
     name: ClassVar[str] = "fa3+triton"
     triton: ClassVar[type[Any]]
