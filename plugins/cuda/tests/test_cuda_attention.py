@@ -141,6 +141,7 @@ def test_it_refuses_other_cards_and_formats() -> None:
     assert "float32" in Fa3Attention.supports(spec(dtype="float32", kv_dtype="float32"), Hopper()).reason
     assert "float8" in Fa3Attention.supports(spec(kv_dtype="float8_e4m3fn"), Hopper()).reason
     assert "causal" in Fa3Attention.supports(spec(causal=False), Hopper()).reason
+    assert "not 80" in Fa3Attention.supports(spec(head_dim=80), Hopper()).reason
 
 
 def test_a_recorded_mixed_step_clears_padding_and_a_decode_step_need_not(operator: Operator) -> None:

@@ -76,6 +76,8 @@ class Fa3Attention:
             return no(f"a cache in {spec.kv_dtype} needs queries in it too, and reads slower than Triton's kernel")
         if not spec.causal:
             return no("only causal attention is implemented")
+        if spec.head_dim & (spec.head_dim - 1):
+            return no(f"keys and values are written in heads whose size is a power of two, not {spec.head_dim}")
         if reason := self_test(spec, device):  # type: ignore[arg-type]
             return no(reason)
         return YES
