@@ -101,26 +101,6 @@ def test_an_ignored_name_must_match_wholly(checkpoint: Checkpoint, model: Model)
         load(model.table, checkpoint(vision__weight=torch.ones(2)))
 
 
-def test_a_tied_slot_takes_the_other_tensor_only_if_it_has_none_of_its_own(
-    checkpoint: Checkpoint, model: Model
-) -> None:
-    model.want("embed", 2)
-    model.want("head", 2, tied_to="embed")
-    load(model.table, checkpoint(embed=torch.tensor([1.0, 2.0])))
-    assert model.loaded["head"].tolist() == [1.0, 2.0]
-    own = Model()
-    own.want("embed", 2)
-    own.want("head", 2, tied_to="embed")
-    load(own.table, checkpoint(embed=torch.tensor([1.0, 2.0]), head=torch.tensor([3.0, 4.0])))
-    assert own.loaded["head"].tolist() == [3.0, 4.0]
-
-
-def test_a_tied_slot_without_either_tensor_is_missing(checkpoint: Checkpoint, model: Model) -> None:
-    model.want("head", 2, tied_to="embed")
-    with pytest.raises(CheckpointError, match="missing: head"):
-        load(model.table, checkpoint())
-
-
 def test_an_optional_slot_may_stay_empty(checkpoint: Checkpoint, model: Model) -> None:
     model.want("bias", 2, optional=True)
     load(model.table, checkpoint())
@@ -166,13 +146,11 @@ def test_dummy_weights_fill_every_slot_alike_in_every_run(tmp_path: Path) -> Non
         model.want("other.weight", 64, 32)
         model.want("norm.weight", 64)
         model.want("layer.bias", 64)
-        model.want("head.weight", 64, 32, tied_to="layer.weight")
         runs.append(dummy(tmp_path, model))
     for name, tensor in runs[0].items():
         assert tensor.dtype == torch.bfloat16
         assert torch.equal(tensor, runs[1][name])
-    assert len(runs[0]) == 5
-    assert torch.equal(runs[0]["head.weight"], runs[0]["layer.weight"])
+    assert len(runs[0]) == 4
     assert not torch.equal(runs[0]["other.weight"], runs[0]["layer.weight"])
     assert 0.01 < runs[0]["layer.weight"].float().std() < 0.03
     assert 0.9 < runs[0]["norm.weight"].float().mean() < 1.1

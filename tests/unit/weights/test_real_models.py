@@ -31,14 +31,16 @@ def found(model: Callable[[], Path]) -> Path:
 def state_dict(config: PretrainedConfig) -> dict[str, torch.Tensor]:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
-    return dict(model.state_dict())
+    weights = dict(model.state_dict())
+    if config.tie_word_embeddings:
+        del weights["lm_head.weight"]
+    return weights
 
 
 def table_of(shapes: dict[str, tuple[int, ...]], keep: Callable[[str, CheckpointTensor], None]) -> WeightTable:
     table = WeightTable()
     for name, shape in shapes.items():
-        tied = "model.embed_tokens.weight" if name == "lm_head.weight" else None
-        table.add(name, Slot(shape=shape, load=partial(keep, name), tied_to=tied))
+        table.add(name, Slot(shape=shape, load=partial(keep, name)))
     return table
 
 

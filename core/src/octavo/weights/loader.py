@@ -34,37 +34,31 @@ def load(table: WeightTable, source: ModelSource, *, progress: Callable[[int, in
     tensors: Sequence[CheckpointTensor]
     tensors = dummy_tensors(table, source.dtype) if source.kind == "dummy" else source.tensors()
     plan = match(table, tensors, path=str(source.path))
-    for done, (tensor, slots) in enumerate(plan, start=1):
-        for slot in slots:
-            slot.load(tensor)
+    for done, (tensor, slot) in enumerate(plan, start=1):
+        slot.load(tensor)
         if progress is not None:
             progress(done, len(plan))
     for finish in table.finishers:
         finish()
 
 
-def match(
-    table: WeightTable, tensors: Sequence[CheckpointTensor], *, path: str
-) -> list[tuple[CheckpointTensor, list[Slot]]]:
-    """Which slots each tensor fills, in the order of `tensors`. Raises CheckpointError; see `load`."""
+def match(table: WeightTable, tensors: Sequence[CheckpointTensor], *, path: str) -> list[tuple[CheckpointTensor, Slot]]:
+    """Which slot each tensor fills, in the order of `tensors`. Raises CheckpointError; see `load`."""
     by_name = {tensor.name: tensor for tensor in tensors}
-    filled: dict[str, list[Slot]] = {}
+    filled: dict[str, Slot] = {}
     problems: dict[str, list[str]] = {"missing": [], "of the wrong shape": [], "not known to the model": []}
     for name, slot in table.slots.items():
-        origin = name if name in by_name or slot.tied_to is None else slot.tied_to
-        if origin not in by_name:
+        if name not in by_name:
             if not slot.optional:
                 problems["missing"].append(name)
-        elif by_name[origin].shape != slot.shape:
-            got, want = list(by_name[origin].shape), list(slot.shape)
-            problems["of the wrong shape"].append(f"{origin} is {got}, the config says {want}")
+        elif by_name[name].shape != slot.shape:
+            got, want = list(by_name[name].shape), list(slot.shape)
+            problems["of the wrong shape"].append(f"{name} is {got}, the config says {want}")
         else:
-            filled.setdefault(origin, []).append(slot)
+            filled[name] = slot
     ignored = [re.compile(pattern) for pattern in table.ignored]
     problems["not known to the model"] = [
-        name
-        for name, tensor in by_name.items()
-        if name not in table.slots and name not in filled and not _harmless(tensor, ignored)
+        name for name, tensor in by_name.items() if name not in table.slots and not _harmless(tensor, ignored)
     ]
     if any(problems.values()):
         parts = [f"{len(names)} tensors {what}: {_some(names)}" for what, names in problems.items() if names]
@@ -130,10 +124,6 @@ class DummyTensor:
 
 
 def dummy_tensors(table: WeightTable, dtype: torch.dtype) -> list[CheckpointTensor]:
-    """One random tensor per slot; tied slots share theirs."""
+    """One random tensor per slot."""
     noise = Noise(dtype)
-    return [
-        DummyTensor(name=name, shape=slot.shape, dtype=dtype, noise=noise)
-        for name, slot in table.slots.items()
-        if slot.tied_to not in table.slots
-    ]
+    return [DummyTensor(name=name, shape=slot.shape, dtype=dtype, noise=noise) for name, slot in table.slots.items()]

@@ -41,14 +41,13 @@ class CheckpointTensor(Protocol):
 class Slot:
     """A place for one checkpoint tensor. `load` takes the tensor and keeps what it needs of it (its rank's slice).
 
-    shape: the whole logical shape expected in the checkpoint. tied_to: another slot's name whose tensor serves here
-    when the checkpoint has none of this name (tied embeddings). optional: may be missing altogether.
+    shape: the whole logical shape expected in the checkpoint. optional: the checkpoint may lack it. Tied weights are
+    one slot, whose layer hands the tensor on.
     """
 
     shape: tuple[int, ...]
     load: Callable[[CheckpointTensor], None]
     optional: bool = False
-    tied_to: str | None = None
 
 
 @dataclass
