@@ -24,8 +24,18 @@ DONE = b"data: [DONE]\n\n"
 _encode = msgspec.json.Encoder().encode
 
 
+LINE_BREAKS = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"))
+"""Characters that JSON may hold as they are and that end no line of an event stream, but at which many clients cut
+lines all the same (Python's `str.splitlines` does), and their escapes. They can stand in strings only."""
+
+
 def event(chunk: msgspec.Struct) -> bytes:
-    return b"data: " + _encode(chunk) + b"\n\n"
+    """One event. Its data are one line by anybody's rules."""
+    data = _encode(chunk)
+    if not data.isascii():
+        for raw, escape in LINE_BREAKS:
+            data = data.replace(raw, escape)
+    return b"data: " + data + b"\n\n"
 
 
 async def send_events(send: Send, chunks: AsyncGenerator[msgspec.Struct, None]) -> None:
