@@ -88,11 +88,12 @@ class Crowd:
 async def soak(url: str, pids: list[int], read_metric, *, key: str, vocab: range, max_tokens: int) -> None:
     crowd = Crowd(url, key=key, vocab=vocab, max_tokens=max_tokens)
     async with crowd.http:
-        # The first part fills pools, caches and allocator arenas; what it leaves is the measure for the rest.
-        await crowd.run(SECONDS / 3)
+        # The first part fills pools, caches of compiled products (one a shape) and allocator arenas, which takes most of a
+        # minute; what it leaves is the measure for the rest.
+        await crowd.run(SECONDS * 2 / 3)
         before = [resident_bytes(pid) for pid in pids]
         num_warm = crowd.num_finished
-        await crowd.run(SECONDS * 2 / 3)
+        await crowd.run(SECONDS / 3)
         after = [resident_bytes(pid) for pid in pids]
     assert crowd.errors == []
     assert crowd.num_left > 0
