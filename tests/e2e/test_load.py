@@ -88,8 +88,8 @@ class Crowd:
 async def soak(url: str, pids: list[int], read_metric, *, key: str, vocab: range, max_tokens: int) -> None:
     crowd = Crowd(url, key=key, vocab=vocab, max_tokens=max_tokens)
     async with crowd.http:
-        # The first part fills pools, caches of compiled products (one a shape) and allocator arenas, which takes most of a
-        # minute; what it leaves is the measure for the rest.
+        # The first part fills pools, caches of compiled products (one a shape) and allocator arenas, which takes
+        # most of a minute; what it leaves is the measure for the rest.
         await crowd.run(SECONDS * 2 / 3)
         before = [resident_bytes(pid) for pid in pids]
         num_warm = crowd.num_finished
