@@ -1,9 +1,10 @@
-"""Each phase to the kernel that was measured to be fastest in it: long prompts to FlashAttention 3, the rest to Triton.
+"""Long prompts to FlashAttention 3, the rest to Triton.
 
     eager step with a long prompt | decodes ...... | prompts ............ |
                                     Triton           FlashAttention 3
     any other step                | all of it: Triton, whose kernels part decodes and prompts on the device
 
+Recorded steps reach up to `graphs.MIXED_TOKENS`, so an eager step is one of more tokens, or of --enforce-eager.
 Measured on an H200: benchmarks/results/h200-2026-11-29.md.
 """
 
