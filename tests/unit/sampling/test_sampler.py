@@ -12,6 +12,7 @@ import octavo.ops  # noqa: F401  (fills the catalogue)
 from octavo.ops.catalogue import CATALOGUE
 from octavo.plugin.step import Admit
 from octavo.sampling.params import SamplingParams
+from octavo.sampling.penalties import PenaltyState
 from octavo.sampling.sampler import OPS, Sampler
 
 VOCAB = 60
@@ -98,7 +99,10 @@ def test_allowed_ids_and_a_grammar_mask_both_hold() -> None:
     admit(sampler, 0, temperature=0.0, allowed_token_ids=[3, 4])
     admit(sampler, 1, temperature=0.0)
     only_even = np.array([[0x55555555, 0x55555555]] * 2, np.uint32).view(np.int32)
-    tokens = draw(sampler, logits_for(2), [0, 1], bitmask=only_even)
+    logits = logits_for(2)
+    logits[:, 3] = 50.0  # allowed by the ids alone
+    logits[:, 6] = 40.0  # allowed by the grammar alone
+    tokens = draw(sampler, logits, [0, 1], bitmask=only_even)
     assert tokens[0] == 4
     assert tokens[1] % 2 == 0
 
@@ -116,7 +120,9 @@ def test_bad_words_match_generated_tokens_only() -> None:
     logits[0, 9], logits[0, 1] = 10.0, 5.0
     sampler = make_sampler()
     admit(sampler, 0, temperature=0.0, bad_words_ids=[[5, 9]])
-    assert draw(sampler, logits, [0], position=len(PROMPT)) == [9], "5 in the prompt does not count"
+    assert draw(sampler, logits, [0], position=len(PROMPT)) == [9]
+    admit(sampler, 0, temperature=0.0, bad_words_ids=[[PROMPT[-1], 9]])
+    assert draw(sampler, logits, [0], position=len(PROMPT)) == [9], "the end of the prompt was not generated"
     admit(sampler, 0, output=(5,), temperature=0.0, bad_words_ids=[[5, 9]])
     assert draw(sampler, logits, [0], position=len(PROMPT) + 1) == [1]
     admit(sampler, 0, temperature=0.0, bad_words_ids=[[9]])
@@ -141,6 +147,17 @@ def test_a_reused_row_forgets_its_last_request() -> None:
     assert draw(sampler, logits, [0]) == [int(logits.argmax())]
     assert sampler.is_plain(np.array([0]))
     assert not sampler.penalty_state.place
+
+
+def test_a_reused_penalty_place_forgets_the_last_prompt() -> None:
+    state = PenaltyState(VOCAB, torch.device("cpu"))
+    state.admit(0, np.array([5, 6, 7], np.int32), 2)
+    state.release(0)
+    state.admit(1, np.array([8, 9], np.int32), 1)
+    assert state.place[1] == 0, "the place is reused"
+    counts, in_prompt = state.of(np.array([1], np.int32))
+    assert in_prompt[0].nonzero().flatten().tolist() == [8]
+    assert counts[0].nonzero().flatten().tolist() == [9]
 
 
 def test_logprobs_are_the_models_own_before_any_change() -> None:

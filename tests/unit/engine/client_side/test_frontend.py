@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import msgspec
 import pytest
 
 from octavo.engine.frontend import Frontend, Request, derive_seed
@@ -249,3 +250,13 @@ def test_cached_tokens_and_prompt_come_with_the_first_delta(frontend: Frontend, 
     delta = only(frontend, deltas((request.handles[0], [5]), cached=16))
     assert (delta.num_cached_tokens, delta.prompt) == (16, "Once upon")
     assert delta.prompt_token_ids == request.prepared.token_ids
+
+
+def test_case_A9_the_tokenizers_own_ends_stop_too(tokenizer: Tokenizer, info: ModelInfo) -> None:
+    ends = tokenizer.eos_token_ids
+    assert ends, "the test needs a tokenizer that knows an end"
+    knows_none = msgspec.structs.replace(info, eos_token_ids=(1,))
+    prepared = Frontend(tokenizer, knows_none).door.prepare("hello", SamplingParams())
+    assert set(prepared.eos) == {1, *ends}
+    ignoring = Frontend(tokenizer, knows_none).door.prepare("hello", SamplingParams(ignore_eos=True))
+    assert ignoring.eos == ()
