@@ -1,0 +1,27 @@
+"""Programmatic dependent launch (compute capability 9.0 and later) for core's Triton kernels.
+
+A kernel lets the next one start as soon as all of its own programs run; the next waits, behind its constant reads,
+until this one has ended and its writes are visible (CUDA Programming Guide, "Programmatic Dependent Launch").
+"""
+
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from octavo.triton.overlap import IN_ORDER, Overlap
+
+SINCE = (9, 0)
+
+
+@triton.jit
+def start_early():
+    """Let the next kernel come, then wait for the one before."""
+    tl.extra.cuda.gdc_launch_dependents()
+    tl.extra.cuda.gdc_wait()
+
+
+def overlap_for(capability: tuple[int, int]) -> Overlap:
+    """How kernels overlap on a card of this compute capability."""
+    return Overlap(start=start_early, options={"launch_pdl": True}) if capability >= SINCE else IN_ORDER
