@@ -41,7 +41,7 @@ BUCKETED = PlatformCaps(shapes="bucketed", buckets=BucketSpec(num_tokens=(64, 12
     ("flags", "caps", "message"),
     [
         ({"dtype": "float16"}, PlatformCaps(dtypes=("bfloat16",)), r"dtype 'float16': .*bfloat16"),
-        ({"kv_cache_dtype": "fp8_e4m3"}, PlatformCaps(), "kv_cache_dtype 'fp8_e4m3'"),
+        ({"kv_cache_dtype": "fp8_e4m3"}, PlatformCaps(), "kv_cache_dtype 'float8_e4m3fn'"),
         ({"tensor_parallel_size": 2}, PlatformCaps(), "at most 1 rank"),
         ({"block_size": 24}, PlatformCaps(schedule=ScheduleLimits(block_sizes=(16, MultipleOf(value=64)))), "64"),
         ({"max_num_seqs": 9, "max_num_batched_tokens": 128}, BUCKETED, "max_num_seqs 9: .*at most 8"),

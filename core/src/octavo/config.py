@@ -44,7 +44,7 @@ class ModelConfig:
 @dataclass(frozen=True, kw_only=True)
 class CacheConfig:
     """KV memory. The pool takes `memory_utilization` of the device minus weights and the largest step's activations,
-    unless `memory_bytes` or `num_blocks` fixes it."""
+    unless `memory_bytes` or `num_blocks` fixes it. dtype: "auto" follows the model; "fp8" is float8_e4m3fn."""
 
     block_size: int = 16
     dtype: str = "auto"
@@ -132,6 +132,11 @@ ALIASES = {
 }
 """Flat names (as in `LLM(...)` and on the command line) that differ from the field's own name."""
 
+VALUE_ALIASES: Mapping[str, Mapping[str, str]] = {
+    "cache.dtype": {"fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"},
+}
+"""By field: values as vLLM spells them -> ours."""
+
 
 def dotted_fields(config: object, prefix: str = "") -> dict[str, Any]:
     """All leaf fields of a config by dotted name."""
@@ -174,6 +179,8 @@ def make_config(**flat: Any) -> EngineConfig:
         if value is None:
             continue
         section, _, name = names[key].partition(".")
+        if aliases := VALUE_ALIASES.get(names[key]):
+            value = aliases.get(value, value)
         sections.setdefault(section, {})[name] = value
         given.add(names[key])
     base = EngineConfig()

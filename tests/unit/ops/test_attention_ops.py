@@ -168,6 +168,14 @@ def test_positions_behind_every_window_are_never_read():
     torch.testing.assert_close(got, s.want(window=3), atol=1e-5, rtol=1e-5)
 
 
+def test_a_cache_in_fp8_takes_its_largest_value_for_what_it_cannot_hold():
+    caches = torch.zeros(2, 1, 1, 4, 2).to(torch.float8_e4m3fn)
+    k = torch.tensor([[[1e6, -1e6]], [[0.5, 448.0]]])
+    kv_write(k, -k, caches[0], caches[1], torch.tensor([3, 0]))
+    assert caches[0].float()[0, 0, [3, 0]].tolist() == [[448, -448], [0.5, 448]]
+    assert caches[1].float()[0, 0, [3, 0]].tolist() == [[-448, 448], [-0.5, -448]]
+
+
 def test_kv_write_fills_a_cache_of_another_layout_and_dtype():
     storage = torch.zeros(2, 3, BLOCK, 5, 8, dtype=torch.bfloat16)  # K and V, blocks, tokens, heads, content
     k_cache, v_cache = storage.permute(0, 1, 3, 2, 4)

@@ -31,7 +31,7 @@ HELP: Mapping[str, str] = {
     "model.generation_config": "Where default sampling parameters come from; auto is the model's own file.",
     "model.seed": "Seed of everything random that no request seeds.",
     "cache.block_size": "Tokens of one KV block.",
-    "cache.dtype": "Dtype of the KV cache; auto follows the model.",
+    "cache.dtype": "Dtype of the KV cache: auto follows the model; fp8 halves it.",
     "cache.memory_utilization": "Share of the device's memory that the engine may take.",
     "cache.memory_bytes": "Bytes of KV memory, instead of measuring (2G = 2 GiB).",
     "cache.num_blocks": "Number of KV blocks, instead of measuring.",

@@ -30,9 +30,17 @@ def kv_write(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tens
     """
     block_size = k_cache.shape[2]
     blocks, offsets = slots // block_size, slots % block_size
-    k_cache[blocks, :, offsets] = k.to(k_cache.dtype)
-    v_cache[blocks, :, offsets] = v.to(v_cache.dtype)
+    k_cache[blocks, :, offsets] = narrowed(k, k_cache.dtype)
+    v_cache[blocks, :, offsets] = narrowed(v, v_cache.dtype)
     return k_cache, v_cache
+
+
+def narrowed(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x in the cache's dtype. What an 8-bit format cannot hold becomes its largest value, not a NaN."""
+    if dtype.is_floating_point and dtype.itemsize == 1:
+        largest = torch.finfo(dtype).max
+        x = x.clamp(-largest, largest)
+    return x.to(dtype)
 
 
 def paged_attention(
