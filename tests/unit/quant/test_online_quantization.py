@@ -1,14 +1,18 @@
-"""`--quantization fp8` on a plain checkpoint: a kernel is asked to quantize; a platform without one still serves."""
+"""`--quantization fp8` on a plain checkpoint: a kernel quantizes; a platform without one serves the same numbers."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from octavo import LLM, SamplingParams
 from octavo.errors import ConfigError
-from octavo.quant.online import SCHEMES, is_plain, scheme_of
+from octavo.ops.linear import ReferenceLinear
+from octavo.plugin import LinearSpec
+from octavo.quant.online import SCHEMES, is_plain, quantize_rows, round_rows, scheme_of
 from octavo.testing.tiny import make_model
 
 OPTIONS = {"platform": "cpu", "dtype": "float32", "max_model_len": 64, "num_kv_blocks": 32, "skip_tokenizer_init": True}
@@ -23,14 +27,41 @@ def test_linear_layers_are_asked_for_in_fp8_and_the_vocabulary_is_not() -> None:
     assert is_plain(SCHEMES["fp8"])
 
 
-def test_a_platform_without_the_kernel_multiplies_the_plain_weight(tmp_path: Path) -> None:
+def test_rows_quantize_within_half_a_step_and_zero_rows_stay_zero() -> None:
+    x = torch.randn(5, 64, generator=torch.Generator().manual_seed(0))
+    x[3] = 0
+    values, scale = quantize_rows(x)
+    assert values.dtype == torch.float8_e4m3fn
+    error = (values.float() * scale - x).abs()
+    assert (error <= x.abs() * 2**-4 + scale * 2**-10).all()
+    assert values.float().abs().amax(dim=1).tolist() == [448, 448, 448, 0, 448]
+
+
+def test_the_reference_multiplies_what_fp8_keeps_of_weights_and_activations() -> None:
+    g = torch.Generator().manual_seed(1)
+    weight, x = torch.randn(8, 32, generator=g), torch.randn(3, 32, generator=g)
+    spec = LinearSpec(
+        in_features=32, out_features=8, act_dtype="float32", out_dtype="float32", scheme=SCHEMES["fp8"], max_tokens=3
+    )
+    kernel, host = ReferenceLinear(), SimpleNamespace(torch_device=torch.device("cpu"))
+    y = kernel.apply(x, kernel.prepare({"weight": weight.clone()}, spec, host), None)
+    torch.testing.assert_close(y, round_rows(x) @ round_rows(weight).T)
+    exact = x @ weight.T
+    assert 0.005 < (y - exact).norm() / exact.norm() < 0.06
+
+
+def test_a_platform_without_the_kernel_serves_the_same_numbers(tmp_path: Path) -> None:
     model = str(make_model(tmp_path, tokenizer=False))
-    params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, detokenize=False)
-    tokens = []
+    params = SamplingParams(max_tokens=0, prompt_logprobs=0, detokenize=False)
+    prompt = [5, 6, 7, 8, 9]
+    scores = []
     for quantization in (None, "fp8"):
         with LLM(model, quantization=quantization, **OPTIONS) as llm:
-            tokens.append(list(llm.generate([[5, 6, 7]], params, use_tqdm=False)[0].outputs[0].token_ids))
-    assert tokens[0] == tokens[1]
+            rows = llm.generate([prompt], params, use_tqdm=False)[0].prompt_logprobs
+            assert rows is not None
+            scores.append(torch.tensor([row[token].logprob for row, token in zip(rows, prompt, strict=True) if row]))
+    difference = (scores[0] - scores[1]).abs().max()
+    assert 0 < difference < 0.3
 
 
 def test_other_methods_are_refused_with_the_known_ones(tmp_path: Path) -> None:

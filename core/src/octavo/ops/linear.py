@@ -10,19 +10,23 @@ import torch
 import torch.nn.functional as F
 
 from octavo.plugin import YES, Device, LinearSpec, Support
+from octavo.quant.online import round_rows
 from octavo.quant.schemes import dequantize_weight
 
 
 @dataclass(frozen=True, kw_only=True)
 class DenseWeight:
-    """weight [N, K] in the activation dtype, on the device."""
+    """weight [N, K] in the activation dtype, on the device. rounds: activations go through fp8, one scale a token."""
 
     weight: torch.Tensor
     out_dtype: torch.dtype
+    rounds: bool = False
 
 
 class ReferenceLinear:
-    """y = x W^T + b in the activation dtype. Quantized weights are unpacked once, when they are loaded."""
+    """y = x W^T + b in the activation dtype. Quantized weights are unpacked once, when they are loaded.
+
+    Activations that the scheme wants in fp8 are rounded to it."""
 
     name: ClassVar[str] = "reference"
 
@@ -40,8 +44,12 @@ class ReferenceLinear:
         else:
             weight = dequantize_weight(weights, spec.scheme, dtype)
         assert weight.shape == (spec.out_features, spec.in_features), f"{spec.name}: {tuple(weight.shape)}"
-        return DenseWeight(weight=weight.to(device.torch_device).contiguous(), out_dtype=getattr(torch, spec.out_dtype))
+        return DenseWeight(
+            weight=weight.to(device.torch_device).contiguous(),
+            out_dtype=getattr(torch, spec.out_dtype),
+            rounds=spec.scheme is not None and spec.scheme.act == "fp8_e4m3",
+        )
 
     def apply(self, x: torch.Tensor, w: DenseWeight, bias: torch.Tensor | None) -> torch.Tensor:
         """x [T, K] -> [T, N] in the spec's out_dtype. bias [N] in the activation dtype."""
-        return F.linear(x, w.weight, bias).to(w.out_dtype)
+        return F.linear(round_rows(x) if w.rounds else x, w.weight, bias).to(w.out_dtype)

@@ -146,3 +146,11 @@ def dequantize_weight(weights: Mapping[str, torch.Tensor], scheme: QuantScheme, 
     from octavo.quant.schemes import dequantize_weight as dequantize
 
     return dequantize(weights, scheme, dtype)
+
+
+def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(float8_e4m3fn [R, K], scale float32 [R, 1]) of x [R, K]: what `--quantization fp8` makes of a plain weight, for
+    the kernels that take the packing "online:fp8"."""
+    from octavo.quant.online import quantize_rows as quantize
+
+    return quantize(x)
