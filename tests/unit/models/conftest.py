@@ -95,7 +95,8 @@ class PagedModel:
             backend.plan(batches[group], graph=False)
             for backend, group in zip(attention.backends, attention.kv_of_spec, strict=True)
         ]
-        state = StepState(positions=torch.tensor(positions), plans=plans, kv=self.kv)
+        slots = [batch.slots for batch in batches]
+        state = StepState(positions=torch.tensor(positions), slots=slots, plans=plans, kv=self.kv)
         hidden = self.model.forward(torch.tensor(ids), state)
         return list(hidden[: sum(counts)].split(counts))
 

@@ -82,9 +82,11 @@ class BuildContext:
 
 @dataclass(frozen=True, kw_only=True)
 class StepState:
-    """positions int64 [T]; plans: one per attention spec; kv: one view per layer."""
+    """positions int64 [T]; slots: one int64 [T] per KV group, see `AttnBatch`; plans: one per attention spec;
+    kv: one view per layer."""
 
     positions: torch.Tensor
+    slots: Sequence[torch.Tensor]
     plans: Sequence[Any]
     kv: Sequence[KVView]
 

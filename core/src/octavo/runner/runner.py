@@ -123,7 +123,7 @@ class ModelRunner:
             width = -(-(inputs.key.max_context or inputs.max_kv_len) // group.block_size)
             slots = self.slot_mapping(table, inputs.token_rows, inputs.positions, group.block_size)
             batches.append(inputs.attention(slots, table[inputs.rows, :width]))
-        return self._forward(inputs, self._plan(batches, graph=False))
+        return self._forward(inputs, batches, self._plan(batches, graph=False))
 
     def _plan(self, batches: Sequence[AttnBatch], *, graph: bool) -> list[Any]:
         attention = self.ctx.attention
@@ -132,9 +132,11 @@ class ModelRunner:
             for backend, group in zip(attention.backends, attention.kv_of_spec, strict=True)
         ]
 
-    def _forward(self, inputs: StepInputs, plans: Sequence[Any]) -> Outputs:
+    def _forward(self, inputs: StepInputs, batches: Sequence[AttnBatch], plans: Sequence[Any]) -> Outputs:
         ids = self.gather_tokens(self.table.tokens, inputs.token_rows, inputs.positions)
-        hidden = self.model.forward(ids, StepState(positions=inputs.positions, plans=plans, kv=self.kv))
+        slots = [batch.slots for batch in batches]
+        state = StepState(positions=inputs.positions, slots=slots, plans=plans, kv=self.kv)
+        hidden = self.model.forward(ids, state)
         return Outputs(hidden=hidden, logits=self.model.logits(hidden[inputs.sample_at]))
 
     def _sample(self, batch: Batch, inputs: StepInputs, outputs: Outputs) -> Sampled:
@@ -186,13 +188,14 @@ class ModelRunner:
         for width in self._widths(key):
             slots = torch.zeros(key.num_tokens, dtype=torch.int64, device=device)
             tensors.append((slots, torch.zeros((key.num_seqs, width), dtype=torch.int32, device=device)))
-        plans = self._plan(self._static_batches(inputs, tensors), graph=True)
+        batches = self._static_batches(inputs, tensors)
+        plans = self._plan(batches, graph=True)
 
         def step() -> Outputs:
             for (slots, table), source, group in zip(tensors, self.table.blocks, self.kv_groups, strict=True):
                 slots.copy_(self.slot_mapping(source, inputs.token_rows, inputs.positions, group.block_size))
                 table.copy_(source[inputs.rows, : table.shape[1]])
-            outputs = self._forward(inputs, plans)
+            outputs = self._forward(inputs, batches, plans)
             tokens = self.sampler.choose_plainly(outputs.logits, inputs.sample_rows, inputs.sample_positions)
             self._write(tokens, inputs.sample_rows, inputs.sample_positions)
             return replace(outputs, tokens=tokens)
