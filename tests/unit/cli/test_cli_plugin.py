@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 from octavo.cli import main
 from octavo.cli.table import columns, size
+from octavo.testing.refdev_kernels import RefAttention
 from octavo.testing.tiny import make_model
 
 
@@ -59,6 +60,16 @@ def test_explain_shows_kernels_memory_and_limits(tmp_path: Path) -> None:
     assert "refdev: --kernel rms_norm=reference" in line
     assert "KV memory: " in result.stdout
     assert "max_model_len" in result.stdout
+
+
+def test_explain_shows_what_a_kernel_says_of_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RefAttention, "why", "the one that was faster", raising=False)
+    folder = make_model(tmp_path / "model", "llama", tokenizer=False)
+    flags = [str(folder), "--platform", "refdev", "--num-kv-blocks", "40", "--skip-tokenizer-init", "--enforce-eager"]
+    result = CliRunner().invoke(main, ["explain", *flags])
+    assert result.exit_code == 0, result.output
+    [line] = [line for line in result.stdout.splitlines() if line.endswith("the one that was faster")]
+    assert line.startswith("attention refdev (")
 
 
 def test_columns_align_and_the_last_runs_free() -> None:

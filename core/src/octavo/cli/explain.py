@@ -38,7 +38,7 @@ def report(platform: str, worker: Worker) -> dict[str, Any]:
         "model": str(worker.source.path),
         "dtype": worker.dtype,
         "kernels": [
-            {"op": c.what, "context": c.context, "provider": c.provider, "refused": dict(c.refused)}
+            {"op": c.what, "context": c.context, "provider": c.provider, "why": c.why, "refused": dict(c.refused)}
             for c in worker.kernels.choices
         ],
         "kv": {
@@ -65,6 +65,7 @@ def text(facts: dict[str, Any]) -> str:
         (k["op"], k["context"], k["provider"], "; ".join(f"{name}: {why}" for name, why in k["refused"].items()))
         for k in facts["kernels"]
     ]
+    reasons = [f"{k['op']} {k['provider']} ({k['context']}): {k['why']}" for k in facts["kernels"] if k["why"]]
     groups = [
         (g["kind"], g["window"] or "", g["layers"], g["blocks"], g["blocks"] * g["block_size"], g["dtype"])
         for g in facts["kv"]["groups"]
@@ -76,6 +77,7 @@ def text(facts: dict[str, Any]) -> str:
             "",
             columns(("OP", "CONTEXT", "PROVIDER", "WHY NOT THE OTHERS"), kernels),
             "",
+            *(reasons and [*reasons, ""]),
             f"KV memory: {size(facts['kv']['bytes'])}",
             columns(("KIND", "WINDOW", "LAYERS", "BLOCKS", "TOKENS", "DTYPE"), groups),
             "",

@@ -34,12 +34,13 @@ class Provider:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What was bound for one op or kernel in one context, and why not the others."""
+    """What was bound for one op or kernel in one context, and why not the others. why: what the kernel says itself."""
 
     what: str
     context: str
     provider: str
     refused: tuple[tuple[str, str], ...]
+    why: str = ""
 
 
 @dataclass
@@ -127,7 +128,9 @@ class KernelTable:
         self._bound[key] = fn
         return fn
 
-    def _pick(self, family: str, spec: Any, device: Device, reference: type[Any]) -> type[Any]:
+    def _pick(
+        self, family: str, spec: Any, device: Device, reference: type[Any], make: Callable[[type[Any]], Any]
+    ) -> Any:
         forced = self.forced.get(family)
         refused: list[tuple[str, str]] = []
         for cls in [*self.classes(family), reference]:
@@ -136,8 +139,9 @@ class KernelTable:
                 continue
             answer = cls.supports(spec, device)
             if answer.ok:
-                self._note(family, describe(spec), cls.name, refused)
-                return cls
+                made = make(cls)
+                self._note(family, describe(spec), cls.name, refused, why=getattr(made, "why", ""))
+                return made
             refused.append((cls.name, answer.reason))
         reasons = "; ".join(f"{name}: {reason}" for name, reason in refused)
         raise ConfigError(f"no {family} kernel takes {describe(spec)} ({reasons})")
@@ -146,24 +150,24 @@ class KernelTable:
         """A new backend instance for the spec."""
         from octavo.ops.attention import ReferenceAttention
 
-        return self._pick("attention", spec, device, ReferenceAttention)(spec, limits, device)
+        return self._pick("attention", spec, device, ReferenceAttention, lambda cls: cls(spec, limits, device))
 
     def linear_kernel(self, spec: LinearSpec, device: Device) -> Any:
         """The kernel instance for the spec; equal specs (names aside) share one."""
         from octavo.ops.linear import ReferenceLinear
 
         if spec not in self._linear:
-            self._linear[spec] = self._pick("linear", spec, device, ReferenceLinear)()
+            self._linear[spec] = self._pick("linear", spec, device, ReferenceLinear, lambda cls: cls())
         return self._linear[spec]
 
     def moe_kernel(self, spec: MoESpec, device: Device) -> Any:
         """The expert kernel for the spec."""
         from octavo.ops.moe import ReferenceMoE
 
-        return self._pick("moe", spec, device, ReferenceMoE)()
+        return self._pick("moe", spec, device, ReferenceMoE, lambda cls: cls())
 
-    def _note(self, what: str, context: str, provider: str, refused: list[tuple[str, str]]) -> None:
-        choice = Choice(what=what, context=context, provider=provider, refused=tuple(refused))
+    def _note(self, what: str, context: str, provider: str, refused: list[tuple[str, str]], *, why: str = "") -> None:
+        choice = Choice(what=what, context=context, provider=provider, refused=tuple(refused), why=why)
         if choice not in self.choices:
             self.choices.append(choice)
 

@@ -116,7 +116,10 @@ class AttnLayer:
 
 
 class AttentionBackend(Protocol):
-    """Paged attention: one class. `run` writes the new K and V into the cache, then attends."""
+    """Paged attention: one class. `run` writes the new K and V into the cache, then attends.
+
+    An instance may have `why`, a text for people: how it chose to work. `octavo explain` shows it.
+    """
 
     name: ClassVar[str]
 
