@@ -64,6 +64,7 @@ class Fa3Attention:
     """Implements `octavo.plugin.AttentionBackend`."""
 
     name: ClassVar[str] = "fa3"
+    takes_written_kv: ClassVar[bool] = True
 
     @classmethod
     def supports(cls, spec: AttentionSpec, device: Device) -> Support:
@@ -109,9 +110,12 @@ class Fa3Attention:
             slots=batch.slots,
         )
 
-    def run(self, layer: AttnLayer, q: Tensor, k: Tensor, v: Tensor, kv: KVView, plan: Fa3Plan, out: Tensor) -> Tensor:
+    def run(
+        self, layer: AttnLayer, q: Tensor, k: Tensor | None, v: Tensor | None, kv: KVView, plan: Fa3Plan, out: Tensor
+    ) -> Tensor:
         """q, out [T, H, D]; k, v [T, Hkv, D]. Fills and returns `out`; padding tokens become zero."""
-        self._write(k, v, kv, plan.slots)
+        if k is not None and v is not None:
+            self._write(k, v, kv, plan.slots)
         options = self._options if layer.sinks is None else self._options | {"sinks": layer.sinks}
         # The operator's caches are [blocks, tokens of a block, heads, D].
         pages = {"k": kv.k.transpose(1, 2), "v": kv.v.transpose(1, 2), "page_table": plan.block_table}

@@ -38,6 +38,7 @@ class PhaseAttention:
     """Implements `octavo.plugin.AttentionBackend` by two others. triton: of all but long prompts."""
 
     name: ClassVar[str] = "fa3+triton"
+    takes_written_kv: ClassVar[bool] = True
     triton: ClassVar[type[Any]]
 
     @classmethod
@@ -72,14 +73,15 @@ class PhaseAttention:
         )
 
     def run(
-        self, layer: AttnLayer, q: Tensor, k: Tensor, v: Tensor, kv: KVView, plan: PhasePlan, out: Tensor
+        self, layer: AttnLayer, q: Tensor, k: Tensor | None, v: Tensor | None, kv: KVView, plan: PhasePlan, out: Tensor
     ) -> Tensor:
         """q, out [T, H, D]; k, v [T, Hkv, D]. Fills and returns `out`. Each part writes its own keys and values."""
         n = plan.num_first
-        if plan.triton is not None:
-            self._triton.run(layer, q[:n], k[:n], v[:n], kv, plan.triton, out[:n])
-        if plan.fa3 is not None:
-            self._fa3.run(layer, q[n:], k[n:], v[n:], kv, plan.fa3, out[n:])
+        first, rest = slice(0, n), slice(n, None)
+        for backend, part, tokens in ((self._triton, plan.triton, first), (self._fa3, plan.fa3, rest)):
+            if part is not None:
+                new = (None, None) if k is None or v is None else (k[tokens], v[tokens])
+                backend.run(layer, q[tokens], *new, kv, part, out[tokens])
         return out
 
 
