@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
 from octavo.plugin import YES, Device, LinearSpec, QuantScheme, Support, no
+from octavo.plugin.torch import quantize_rows
 
 Tensor = torch.Tensor
 
@@ -26,23 +27,19 @@ SCHEME = QuantScheme(weight="fp8_e4m3", act="fp8_e4m3", granularity="channel", d
 SINCE = (8, 9)
 MULTIPLE = 16
 """What the row-wise product asks of N and K."""
-LARGEST = torch.finfo(torch.float8_e4m3fn).max
-SMALLEST_SCALE = 1e-12
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fp8Weight:
-    """weight float8_e4m3fn [N, K]; scale float32 [1, N]. counters: see `octavo.triton.gemv.make_counters`."""
+    """weight float8_e4m3fn [N, K]; scale float32 [1, N]. counters: see `octavo.triton.gemv.make_counters`.
+
+    overlap: how the card starts a kernel before the one before it has ended, an `octavo.triton.overlap.Overlap`.
+    """
 
     weight: Tensor
     scale: Tensor
     counters: Tensor
-
-
-def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """(float8_e4m3fn [N, K], scale float32 [N, 1]) of a weight [N, K]: each row's largest value becomes 448."""
-    scale = weight.abs().amax(dim=1, keepdim=True).float().clamp_min(SMALLEST_SCALE) / LARGEST
-    return (weight.float() / scale).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn), scale
+    overlap: Any
 
 
 class Fp8Linear:
@@ -74,16 +71,21 @@ class Fp8Linear:
     def prepare(self, weights: Mapping[str, Tensor], spec: LinearSpec, device: Device) -> Fp8Weight:
         """weights: "weight" [N, K], plain."""
         from octavo.triton.gemv import make_counters
+        from octavo_cuda.overlap import overlap_for
 
         weight, scale = quantize_rows(weights["weight"].to(device.torch_device))
-        counters = make_counters(spec.out_features, device.torch_device)
-        return Fp8Weight(weight=weight, scale=scale.reshape(1, -1), counters=counters)
+        return Fp8Weight(
+            weight=weight,
+            scale=scale.reshape(1, -1),
+            counters=make_counters(spec.out_features, device.torch_device),
+            overlap=overlap_for(getattr(device, "capability", SINCE)),
+        )
 
     def apply(self, x: Tensor, w: Fp8Weight, bias: Tensor | None) -> Tensor:
         """x bfloat16 [T, K] -> [T, N]."""
         if x.shape[0] <= self._few:
             return self._gemv(x, w.weight, w.scale[0], bias, counters=w.counters)
-        values, scale = self._quantize(x)
+        values, scale = self._quantize(x, overlap=w.overlap)
         return torch._scaled_mm(
             values, w.weight.t(), scale_a=scale, scale_b=w.scale, bias=bias, out_dtype=x.dtype, use_fast_accum=True
         )
