@@ -7,6 +7,8 @@ import torch
 import triton
 import triton.language as tl
 
+from octavo.triton.overlap import IN_ORDER, Overlap
+
 Tensor = torch.Tensor
 
 BLOCK = 1024
@@ -26,7 +28,8 @@ def activate(gate, KIND: tl.constexpr):
 
 
 @triton.jit
-def _act_and_mul_kernel(x_ptr, out_ptr, stride_x, width, KIND: tl.constexpr, BLOCK: tl.constexpr):
+def _act_and_mul_kernel(x_ptr, out_ptr, stride_x, width, KIND: tl.constexpr, BLOCK: tl.constexpr, START: tl.constexpr):
+    START()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = columns < width
@@ -38,7 +41,7 @@ def _act_and_mul_kernel(x_ptr, out_ptr, stride_x, width, KIND: tl.constexpr, BLO
     tl.store(out_ptr + row * width + columns, y.to(dtype), mask=mask)
 
 
-def act_and_mul(x: Tensor, kind: str) -> Tensor:
+def act_and_mul(x: Tensor, kind: str, *, overlap: Overlap = IN_ORDER) -> Tensor:
     """The op `act_and_mul`: act(x[:, :I]) * x[:, I:] for x [T, 2I]; new [T, I]. kind: silu, gelu, gelu_tanh."""
     assert x.stride(1) == 1, "rows are read in order"
     num_tokens, width = x.shape[0], x.shape[1] // 2
@@ -47,5 +50,7 @@ def act_and_mul(x: Tensor, kind: str) -> Tensor:
         return out
     block = min(BLOCK, triton.next_power_of_2(width))
     grid = (num_tokens, triton.cdiv(width, block))
-    _act_and_mul_kernel[grid](x, out, x.stride(0), width, KIND=kind, BLOCK=block, num_warps=4)
+    _act_and_mul_kernel[grid](
+        x, out, x.stride(0), width, KIND=kind, BLOCK=block, START=overlap.start, num_warps=4, **overlap.options
+    )
     return out

@@ -21,6 +21,9 @@ import torch
 import triton
 import triton.language as tl
 
+from octavo.triton.outputs import arrive, store_outputs, tile_rows
+from octavo.triton.overlap import IN_ORDER, SECTOR, Overlap
+
 Tensor = torch.Tensor
 
 MAX_ROWS = 8
@@ -31,7 +34,8 @@ MIN_BLOCK_N = 4
 class GemvConfig:
     """How one shape is cut. dot: on the matrix unit (the only way for M > 1), else one multiply-add a weight.
 
-    block_k is what a program reads of a row at once; for 4-bit weights it is the group size and is ignored.
+    block_k is what a program reads of a row at once; for 4-bit weights it is the group size and is ignored. fetch: how
+    many such tiles are asked for before the kernel before has ended, see `Overlap`.
     """
 
     block_n: int
@@ -40,6 +44,7 @@ class GemvConfig:
     num_warps: int = 4
     num_stages: int = 3
     dot: bool = True
+    fetch: int = 2
 
     def __post_init__(self) -> None:
         # Fewer outputs a program would need more counters than `make_counters` makes.
@@ -61,7 +66,7 @@ def _decode_nibble(code):
 
 
 @triton.jit
-def _load_x(x_ptr, stride_x, k, M, K, ROWS: tl.constexpr, EXACT: tl.constexpr, dtype: tl.constexpr):
+def load_x(x_ptr, stride_x, k, M, K, ROWS: tl.constexpr, EXACT: tl.constexpr, dtype: tl.constexpr):
     """x of columns k as the product takes it: [len(k), ROWS] for the matrix unit, rows beyond M zero; [1, len(k)] for
     one row. EXACT: no column lies beyond K."""
     if ROWS > 1:
@@ -98,7 +103,12 @@ def _gemv_kernel(
     SPLIT_K: tl.constexpr,
     STAGES: tl.constexpr,
     DOT: tl.constexpr,
+    FETCHED: tl.constexpr,
+    SECTOR: tl.constexpr,
+    GATE: tl.constexpr,
     UPCAST: tl.constexpr,
+    START: tl.constexpr,
+    FETCH: tl.constexpr,
 ):
     ROWS: tl.constexpr = 16 if DOT else 1  # the matrix unit's least
     # A byte of a 4-bit weight holds a column of its group's first half and the same one of the second half.
@@ -108,14 +118,18 @@ def _gemv_kernel(
     TILES: tl.constexpr = (NUM_TILES + SPLIT_K - 1) // SPLIT_K
     EXACT: tl.constexpr = K % BLOCK_K == 0
     block, part = tl.program_id(0), tl.program_id(1)
-    n = block * BLOCK_N + tl.arange(0, BLOCK_N)
-    # Outputs beyond N read the last row again and are not stored: cheaper than a mask on every load.
-    row = tl.minimum(n, N - 1).to(tl.int64)
+    row = tile_rows(block, N, BLOCK_N, GATE)
     column = tl.arange(0, WIDTH)
     dtype: tl.constexpr = tl.float32 if UPCAST else x_ptr.dtype.element_ty
     acc = tl.zeros([BLOCK_N, ROWS if DOT else WIDTH], dtype=tl.float32)
+    begin, end = part * TILES, tl.minimum(part * TILES + TILES, NUM_TILES)
 
-    for tile in tl.range(part * TILES, tl.minimum(part * TILES + TILES, NUM_TILES), num_stages=STAGES):
+    for ahead in tl.static_range(FETCHED):
+        sector = tl.minimum(begin + ahead, NUM_TILES - 1) * WIDTH + tl.arange(0, WIDTH // SECTOR) * SECTOR
+        FETCH(w_ptr + row[:, None] * stride_w + sector[None, :])
+    START()
+
+    for tile in tl.range(begin, end, num_stages=STAGES):
         k = tile * BLOCK_K + column
         at = w_ptr + row[:, None] * stride_w + (tile * WIDTH + column)[None, :]
         if EXACT:
@@ -128,8 +142,8 @@ def _gemv_kernel(
                 zero = tl.load(zero_ptr + row * stride_zn + tile * stride_zg).to(tl.float32)[:, None]
             scale = tl.load(scale_ptr + row * stride_sn + tile * stride_sg).to(tl.float32)[:, None]
             low, high = _decode_nibble(w & 0xF) - zero, _decode_nibble(w >> 4) - zero
-            x_low = _load_x(x_ptr, stride_x, k, M, K, ROWS, EXACT, dtype)
-            x_high = _load_x(x_ptr, stride_x, k + WIDTH, M, K, ROWS, EXACT, dtype)
+            x_low = load_x(x_ptr, stride_x, k, M, K, ROWS, EXACT, dtype)
+            x_high = load_x(x_ptr, stride_x, k + WIDTH, M, K, ROWS, EXACT, dtype)
             if DOT:
                 term = tl.dot(low.to(dtype), x_low, input_precision="ieee")
                 acc += tl.dot(high.to(dtype), x_high, acc=term, input_precision="ieee") * scale
@@ -138,32 +152,29 @@ def _gemv_kernel(
         else:
             if KIND == "fp8_bits":
                 w = _decode_fp8(w)
-            x = _load_x(x_ptr, stride_x, k, M, K, ROWS, EXACT, dtype)
+            x = load_x(x_ptr, stride_x, k, M, K, ROWS, EXACT, dtype)
             if DOT:
                 acc = tl.dot(w.to(dtype), x, acc=acc, input_precision="ieee")
             else:
                 acc += w.to(tl.float32) * x
 
     total = acc if DOT else tl.sum(acc, axis=1)[:, None]
-    m = tl.arange(0, ROWS)[None, :]
-    mask = (n < N)[:, None] & (m < M)
     last = True
     if SPLIT_K > 1:
-        slot = partials_ptr + m * N + n[:, None]
-        tl.store(slot + part * M * N, total, mask=mask)
-        tl.debug_barrier()  # every thread's partials are written before one thread says so
-        last = tl.atomic_add(counters_ptr + block, 1, sem="acq_rel") == SPLIT_K - 1
+        m = tl.arange(0, ROWS)[None, :]
+        cell = (block * BLOCK_N + tl.arange(0, BLOCK_N))[:, None] * M + m
+        stride_part = tl.num_programs(0) * BLOCK_N * M
+        tl.store(partials_ptr + part * stride_part + cell, total, mask=m < M)
+        last = arrive(counters_ptr + block, SPLIT_K)
         if last:
             total = tl.zeros_like(total)
             for other in tl.static_range(SPLIT_K):
-                total += tl.load(slot + other * M * N, mask=mask, other=0.0, cache_modifier=".cg")
-            tl.store(counters_ptr + block, 0)
+                partial = partials_ptr + other * stride_part + cell
+                total += tl.load(partial, mask=m < M, other=0.0, cache_modifier=".cg")
     if last:
         if KIND == "fp8" or KIND == "fp8_bits":
             total *= tl.load(scale_ptr + row).to(tl.float32)[:, None]
-        if bias_ptr is not None:
-            total += tl.load(bias_ptr + row).to(tl.float32)[:, None]
-        tl.store(y_ptr + m * N + n[:, None], total.to(y_ptr.dtype.element_ty), mask=mask)
+        store_outputs(total, row, bias_ptr, y_ptr, block, M, N, ROWS, BLOCK_N, GATE)
 
 
 INTERPRETED = not isinstance(_gemv_kernel, triton.JITFunction)
@@ -221,19 +232,25 @@ def _launch(
     bias: Tensor | None,
     config: GemvConfig,
     counters: Tensor | None,
+    gate: str | None,
+    overlap: Overlap,
 ) -> Tensor:
     assert x.stride(1) == w.stride(1) == 1, "rows are read in order"
     num_rows, num_in = x.shape
     num_out = w.shape[0]
     assert num_rows <= MAX_ROWS, f"{num_rows} rows; the kernel takes up to {MAX_ROWS}"
-    y = torch.empty((num_rows, num_out), dtype=x.dtype, device=x.device)
+    y = torch.empty((num_rows, num_out // 2 if gate else num_out), dtype=x.dtype, device=x.device)
     if num_rows == 0:
         return y
     num_blocks, partials = triton.cdiv(num_out, config.block_n), None
     if config.split_k > 1:
-        partials = torch.empty((config.split_k, num_rows, num_out), dtype=torch.float32, device=x.device)
+        partials = torch.empty(
+            (config.split_k, num_blocks * config.block_n, num_rows), dtype=torch.float32, device=x.device
+        )
         if counters is None:
             counters = torch.zeros((num_blocks,), dtype=torch.int32, device=x.device)
+    width, sector = config.block_k // (2 if kind == "int4" else 1), SECTOR // w.element_size()
+    fetches = overlap.early and width >= sector and num_in % config.block_k == 0
     _gemv_kernel[(num_blocks, config.split_k)](
         x,
         w,
@@ -256,8 +273,14 @@ def _launch(
         SPLIT_K=config.split_k,
         STAGES=config.num_stages,
         DOT=config.dot or num_rows > 1,
+        FETCHED=config.fetch if fetches else 0,
+        SECTOR=sector,
+        GATE=gate,
         UPCAST=INTERPRETED,
+        START=overlap.start,
+        FETCH=overlap.fetch,
         num_warps=config.num_warps,
+        **overlap.options,
     )
     return y
 
@@ -269,11 +292,14 @@ def gemv(
     *,
     config: GemvConfig | None = None,
     counters: Tensor | None = None,
+    gate: str | None = None,
+    overlap: Overlap = IN_ORDER,
 ) -> Tensor:
     """x W^T + b: x [M, K] with M <= 8, weight [N, K], rows contiguous inside; a new [M, N] in x's dtype, summed in
-    float32. config: default `default_config`. counters: from `make_counters`; None: zeroed for this product."""
+    float32. config: default `default_config`. counters: from `make_counters`; None: zeroed for this product.
+    gate: a kind of `act_and_mul`, applied to the result: [M, N / 2]."""
     config = config or default_config(weight.shape[0], x.shape[1], x.shape[0])
-    return _launch("dense", x, weight, None, None, bias, config, counters)
+    return _launch("dense", x, weight, None, None, bias, config, counters, gate, overlap)
 
 
 def gemv_fp8(
@@ -284,12 +310,14 @@ def gemv_fp8(
     *,
     config: GemvConfig | None = None,
     counters: Tensor | None = None,
+    gate: str | None = None,
+    overlap: Overlap = IN_ORDER,
 ) -> Tensor:
     """`gemv` with weight [N, K] in float8_e4m3fn, or the same bits as uint8 (decoded by integer arithmetic, for chips
     without fp8 conversions), times scale float32 [N] or [N, 1]."""
     config = config or default_config(weight.shape[0], x.shape[1], x.shape[0])
     kind = "fp8_bits" if weight.dtype == torch.uint8 else "fp8"
-    return _launch(kind, x, weight, scale, None, bias, config, counters)
+    return _launch(kind, x, weight, scale, None, bias, config, counters, gate, overlap)
 
 
 def gemv_int4(
@@ -301,6 +329,8 @@ def gemv_int4(
     *,
     config: GemvConfig | None = None,
     counters: Tensor | None = None,
+    gate: str | None = None,
+    overlap: Overlap = IN_ORDER,
 ) -> Tensor:
     """`gemv` with 4-bit weights: W[n, k] = (code - zero[n, k // G]) * scale[n, k // G].
 
@@ -313,4 +343,4 @@ def gemv_int4(
         config = default_config(weight.shape[0], x.shape[1], x.shape[0], group=group)
     elif config.block_k != group:
         config = GemvConfig(**{**vars(config), "block_k": group})
-    return _launch("int4", x, weight, scale, zero, bias, config, counters)
+    return _launch("int4", x, weight, scale, zero, bias, config, counters, gate, overlap)

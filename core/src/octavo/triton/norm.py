@@ -10,6 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
+from octavo.triton.overlap import IN_ORDER, Overlap
+
 Tensor = torch.Tensor
 
 ELEMENTS = 1024
@@ -40,13 +42,15 @@ def _rms_norm_kernel(
     ROUND: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    START: tl.constexpr,
 ):
     rows = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
     columns = tl.arange(0, BLOCK_D)
     mask = (rows < num_rows)[:, None] & (columns < width)[None, :]
     start = rows // num_inner * stride_outer + rows % num_inner * stride_inner
-    x = tl.load(x_ptr + start[:, None] + columns[None, :], mask=mask, other=0.0).to(tl.float32)
     weight = tl.load(weight_ptr + columns, mask=columns < width, other=0.0).to(tl.float32)
+    START()
+    x = tl.load(x_ptr + start[:, None] + columns[None, :], mask=mask, other=0.0).to(tl.float32)
     dtype: tl.constexpr = out_ptr.dtype.element_ty
     y = scale_to_unit_rms(x, weight[None, :], eps, width, dtype, ROUND)
     tl.store(out_ptr + rows[:, None] * width + columns[None, :], y.to(dtype), mask=mask)
@@ -65,6 +69,7 @@ def _add_rms_norm_kernel(
     ROUND: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    START: tl.constexpr,
 ):
     rows = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
     columns = tl.arange(0, BLOCK_D)
@@ -73,6 +78,7 @@ def _add_rms_norm_kernel(
     residual_at = residual_ptr + rows[:, None] * stride_residual + columns[None, :]
     dtype: tl.constexpr = x_ptr.dtype.element_ty
     weight = tl.load(weight_ptr + columns, mask=columns < width, other=0.0).to(tl.float32)
+    START()
     total = tl.load(x_at, mask=mask, other=0.0).to(tl.float32) + tl.load(residual_at, mask=mask, other=0.0)
     total = total.to(dtype)
     tl.store(residual_at, total, mask=mask)
@@ -102,7 +108,7 @@ def rows_of(x: Tensor) -> tuple[Tensor, int, int, int, int]:
     return x, x.numel() // width, 1, width, 0
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor, eps: float, *, overlap: Overlap = IN_ORDER) -> Tensor:
     """The op `rms_norm`: x [..., D], possibly strided, normed over D; a new contiguous tensor in x's dtype."""
     x, num_rows, num_inner, stride_outer, stride_inner = rows_of(x)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -122,12 +128,16 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         ROUND=weight.dtype == x.dtype,
         BLOCK_R=block_r,
         BLOCK_D=block_d,
+        START=overlap.start,
         num_warps=num_warps,
+        **overlap.options,
     )
     return out
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, overlap: Overlap = IN_ORDER
+) -> tuple[Tensor, Tensor]:
     """The op `add_rms_norm` in one pass and in place: residual becomes x + residual, x its norm. Both [T, D]."""
     assert x.stride(1) == residual.stride(1) == 1, "rows are read in order"
     num_rows, width = x.shape
@@ -146,6 +156,8 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
         ROUND=weight.dtype == x.dtype,
         BLOCK_R=block_r,
         BLOCK_D=block_d,
+        START=overlap.start,
         num_warps=num_warps,
+        **overlap.options,
     )
     return x, residual

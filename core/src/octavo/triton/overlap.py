@@ -4,7 +4,7 @@ A kernel usually starts when the one before it has ended, and the device idles f
 an `Overlap` it starts early: what lies before `START()` in it runs meanwhile. That may read what no kernel of a step
 writes (weights, tables), and nothing else; every program of the kernel has to call `START()` once, before it returns.
 
-    weights = tl.load(...)      # constant
+    FETCH(weights)              # constant: on their way while the kernel before ends
     START()                     # here the kernel before has ended and its writes are visible
     x = tl.load(...)            # the result of the kernel before
 """
@@ -19,18 +19,36 @@ from typing import Any
 import triton
 import triton.language as tl  # noqa: F401  (the interpreter wants to see it beside every device function)
 
+SECTOR = 32
+"""Bytes that one pointer given to `Overlap.fetch` stands for: the least that chips read from memory."""
+
 
 @triton.jit
 def start_in_order():
     """The device already started this kernel after the one before had ended."""
 
 
+@triton.jit
+def fetch_nothing(pointers):
+    """Without an early start there is no time to use."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Overlap:
-    """A platform's way to start early. start: a device function without arguments; options: of the launch."""
+    """A platform's way to start early.
+
+    start: a device function without arguments. fetch: a device function of a tensor of pointers, which brings the
+    `SECTOR` bytes at each into the chip's cache without waiting for them. options: of the launch.
+    """
 
     start: Any = start_in_order
+    fetch: Any = fetch_nothing
     options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def early(self) -> bool:
+        """Whether kernels start early at all."""
+        return self.start is not start_in_order
 
 
 IN_ORDER = Overlap()
