@@ -79,6 +79,25 @@ def test_results_are_in_the_order_of_the_prompts(make: Any) -> None:
     assert all(r.finished for r in results)
 
 
+@pytest.mark.parametrize("max_num_seqs", [3, 100])
+def test_answers_are_whole_when_they_are_read_in_portions(make: Any, max_num_seqs: int) -> None:
+    llm = make(echo, max_num_seqs=max_num_seqs)
+    lengths = [1 + i * 7 % 20 for i in range(100)]
+    params = [SamplingParams(max_tokens=length, ignore_eos=True) for length in lengths]
+    results = llm.generate([[100 + i] for i in range(100)], params)
+    assert [r.outputs[0].token_ids for r in results] == [[100 + i] * length for i, length in enumerate(lengths)]
+    assert {r.outputs[0].finish_reason for r in results} == {"length"}
+    assert llm.stats.running == 0
+
+
+def test_stop_string_ends_its_answer_in_the_step_that_completes_it(make: Any, tokenizer: Tokenizer) -> None:
+    script = tokenizer.encode(" there was a dog and a cat and a bird")
+    llm = make(script, max_num_seqs=100)
+    results = llm.generate([[5]] * 70, SamplingParams(max_tokens=50, stop=("dog",)))
+    assert {r.outputs[0].text for r in results} == {" there was a "}
+    assert llm.stats.generation_tokens == 70 * len(results[0].outputs[0].token_ids)
+
+
 @pytest.mark.parametrize(
     ("prompts", "ids", "text"),
     [

@@ -7,18 +7,19 @@ The same frontend and the same loop as behind the server, called one after the o
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 import numpy as np
 
 from octavo.config import EngineConfig, make_config
+from octavo.engine.backlog import Backlog
 from octavo.engine.door import Prepared
 from octavo.engine.frontend import Frontend, Item, Request
 from octavo.engine.info import ModelInfo
 from octavo.engine.loop import EngineLoop
-from octavo.engine.messages import Abort, ResetPrefixCache, Stats
+from octavo.engine.messages import Abort, Deltas, ResetPrefixCache, Stats
 from octavo.engine.pump import describe
 from octavo.errors import ConfigError, EngineDeadError, EngineError, RequestError
 from octavo.interrupt import deferred_interrupt
@@ -33,6 +34,9 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, or {"prompt": text} / {"prompt_token_ids": ids, "prompt": text to show} (and "cache_salt")."""
 Message = Mapping[str, Any]
 """One turn of a conversation: {"role": ..., "content": ...}."""
+
+PORTION = 32
+"""Answers whose news are read between two steps. The engine's next step waits for that, so it is kept short."""
 
 
 class LLM:
@@ -130,8 +134,10 @@ class LLM:
         prepared = [self._prepare(*each) for each in zip(batch, params, priorities, strict=True)]
         requests = [self._frontend.add(one, request_id=self._new_id()) for one in prepared]
         mergers = {request: OutputMerger() for request in requests}
+        # A stop string ends its answer only once it is read.
+        portion = None if any(one.params.stop for one in prepared) else PORTION
         with ProgressBar(len(requests), enabled=use_tqdm) as progress:
-            for request, delta in self._run(requests):
+            for request, delta in self._run(requests, portion=portion):
                 mergers[request].add(delta)
                 progress.update(delta)
         return [cast(RequestOutput, merger.result()) for merger in mergers.values()]
@@ -141,7 +147,7 @@ class LLM:
     ) -> Generator[RequestOutput, None, None]:
         """Answer one prompt as it is generated: each RequestOutput holds what is new. Closing the iterator aborts."""
         request = self._frontend.add(self._prepare(prompt, sampling_params), request_id=self._new_id())
-        for _, delta in self._run([request]):
+        for _, delta in self._run([request], portion=None):
             yield delta
 
     def chat(
@@ -238,8 +244,11 @@ class LLM:
         content = prompt.get("prompt_token_ids", prompt.get("prompt")) if isinstance(prompt, Mapping) else prompt
         return self._frontend.door.prepare(content, params, **settings)
 
-    def _run(self, requests: Sequence[Request]) -> Iterator[tuple[Request, RequestOutput]]:
-        """Step the engine until these requests have ended. However it is left, nothing keeps running."""
+    def _run(self, requests: Sequence[Request], *, portion: int | None) -> Iterator[tuple[Request, RequestOutput]]:
+        """Step the engine until these requests have ended. However it is left, nothing keeps running.
+
+        portion: most answers that are read after a step; None: all that have news.
+        """
         engine = self._live_engine()
         if self._busy:
             self._abort(engine, requests)
@@ -249,9 +258,12 @@ class LLM:
             for request in requests:
                 for submit in request.submits():
                     engine.receive(submit)
+            backlog = Backlog(portion)
             num_open = len(requests)
             while num_open:
-                for request, item in self._step(engine):
+                if engine.has_work:
+                    backlog.put(self._step(engine))
+                for request, item in self._read(engine, backlog.take()):
                     if isinstance(item, Exception):
                         raise item
                     num_open -= item.finished
@@ -260,21 +272,24 @@ class LLM:
             self._busy = False
             self._abort(engine, requests)
 
-    def _step(self, engine: EngineLoop) -> list[tuple[Request, Item]]:
-        """One step and its news. Ctrl-C waits until it is over: half a step would leave the engine half updated."""
-        items: list[tuple[Request, Item]] = []
+    def _step(self, engine: EngineLoop) -> Collection[Deltas]:
+        """One step. Ctrl-C waits until it is over: half a step would leave the engine half updated."""
         with deferred_interrupt():
             try:
-                deltas = engine.step()
+                return engine.step().values()
             except Exception as error:
                 engine.fail_all(describe(error))
                 self._frontend.drop_all()
                 raise EngineError(f"the engine failed in a step: {describe(error)}") from error
-            for one in deltas.values():
-                news, messages = self._frontend.process(one)
-                items += news
-                for message in messages:
-                    engine.receive(message)
+
+    def _read(self, engine: EngineLoop, messages: Sequence[Deltas]) -> list[tuple[Request, Item]]:
+        """What these messages tell; what the frontend has to answer goes to the engine."""
+        items: list[tuple[Request, Item]] = []
+        for one in messages:
+            news, answers = self._frontend.process(one)
+            items += news
+            for answer in answers:
+                engine.receive(answer)
         return items
 
     def _abort(self, engine: EngineLoop, requests: Sequence[Request]) -> None:

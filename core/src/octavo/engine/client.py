@@ -12,6 +12,7 @@ import logging
 from collections.abc import AsyncGenerator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from octavo.engine.backlog import coalesce
 from octavo.engine.door import Prepared
 from octavo.engine.frontend import Frontend, Request
 from octavo.engine.info import ModelInfo
@@ -229,12 +230,15 @@ class EngineClient:
         """Hand out the engine's messages until it is gone."""
         try:
             while True:
-                message = await self._transport.receive()
-                if isinstance(message, Deltas):
-                    self._handle(message)
-                elif isinstance(message, Failed):
-                    exited = message.kind == EngineDeadError.__name__
-                    raise EngineDeadError(message.message if exited else f"the engine has died: {message.message}")
+                messages = await self._transport.receive()
+                for deltas in coalesce(message for message in messages if isinstance(message, Deltas)):
+                    self._handle(deltas)
+                for message in messages:
+                    if isinstance(message, Failed):  # the last one
+                        exited = message.kind == EngineDeadError.__name__
+                        raise EngineDeadError(message.message if exited else f"the engine has died: {message.message}")
+                # Streams that got something send it before more is read; what comes meanwhile is read at once.
+                await asyncio.sleep(0)
         except EngineDeadError as error:
             self._die(error)
         except Exception as error:  # a bug on this side must not leave readers waiting for ever

@@ -179,7 +179,7 @@ def _build_here(config: EngineConfig) -> tuple[EngineLoop, ModelInfo]:
 
 
 async def _wait_ready(transport: ProcessTransport) -> ModelInfo:
-    message = await transport.receive()
+    message, *_ = await transport.receive()  # a death right behind Ready is told by the next call too
     if isinstance(message, Failed):
         kind = getattr(errors, message.kind, EngineError)
         raise kind(message.message)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import logging
 import shutil
 import signal
@@ -51,17 +52,21 @@ class ProcessTransport:
     def send(self, message: Inbound) -> None:
         self._inbox.send(encode(message))
 
-    async def receive(self) -> Outbound:
+    async def receive(self) -> list[Outbound]:
         if self._gone is not None:
             raise self._gone
         if self._watched is None:
             self._watched = asyncio.get_running_loop()
             self._watched.add_reader(self._process.sentinel, self._on_exit)
-        message = decode_outbound(await self._outbox.recv())
-        if isinstance(message, Failed):
-            self._gone = EngineDeadError(message.message)
-        self._ready = self._ready or isinstance(message, Ready)
-        return message
+        messages = [decode_outbound(await self._outbox.recv())]
+        with contextlib.suppress(zmq.Again):  # nothing more waits
+            while True:
+                messages.append(decode_outbound(await self._outbox.recv(zmq.NOBLOCK)))
+        for message in messages:
+            if isinstance(message, Failed):
+                self._gone = EngineDeadError(message.message)
+            self._ready = self._ready or isinstance(message, Ready)
+        return messages
 
     async def close(self) -> None:
         if self._closed:

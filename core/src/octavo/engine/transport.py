@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from octavo.engine.loop import EngineLoop
 from octavo.engine.messages import Failed, Inbound, Outbound, Shutdown
 from octavo.engine.pump import describe, pump
 from octavo.errors import EngineDeadError
+
+Message = TypeVar("Message")
 
 
 class Transport(Protocol):
@@ -21,8 +23,11 @@ class Transport(Protocol):
     def send(self, message: Inbound) -> None:
         """Queue a message for the engine; never waits."""
 
-    async def receive(self) -> Outbound:
-        """The engine's next message. Raises EngineDeadError once the engine is gone and nothing is left to read."""
+    async def receive(self) -> list[Outbound]:
+        """All that the engine has said since the last call, in order; waits for at least one message.
+
+        Raises EngineDeadError once the engine is gone and nothing is left to read.
+        """
 
     async def close(self) -> None:
         """End the engine and free what the transport holds. Safe to call twice."""
@@ -44,18 +49,17 @@ class ThreadTransport:
     def send(self, message: Inbound) -> None:
         self._inbox.put(message)
 
-    async def receive(self) -> Outbound:
+    async def receive(self) -> list[Outbound]:
         if self._wake is None:
             self._wake = (asyncio.get_running_loop(), asyncio.Event())
         event = self._wake[1]
         while True:
             event.clear()
             ended = self._ended
-            try:
-                return self._outbox.get_nowait()
-            except queue.Empty:
-                if ended:
-                    raise EngineDeadError("the engine has ended") from None
+            if messages := _drain(self._outbox):
+                return messages
+            if ended:
+                raise EngineDeadError("the engine has ended")
             await event.wait()
 
     async def close(self) -> None:
@@ -73,9 +77,7 @@ class ThreadTransport:
 
     def _take(self, block: bool) -> list[Inbound]:
         messages = [self._inbox.get()] if block else []
-        while not self._inbox.empty():
-            messages.append(self._inbox.get())
-        return messages
+        return messages + _drain(self._inbox)
 
     def _publish(self, client: int, message: Outbound) -> None:
         self._outbox.put(message)
@@ -86,3 +88,11 @@ class ThreadTransport:
             loop, event = self._wake
             if not loop.is_closed():
                 loop.call_soon_threadsafe(event.set)
+
+
+def _drain(source: queue.SimpleQueue[Message]) -> list[Message]:
+    """What waits in a queue that nobody else reads."""
+    messages = []
+    while not source.empty():
+        messages.append(source.get())
+    return messages
