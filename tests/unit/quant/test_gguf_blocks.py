@@ -10,6 +10,7 @@ from transformers.integrations.gguf.dequant import GGML_NAME
 from transformers.integrations.gguf.dequant import dequantize as transformers_dequantize
 
 from octavo.errors import UnsupportedModelError
+from octavo.plugin.torch import has_int4_groups, int4_groups
 from octavo.quant import gguf_blocks
 from octavo.quant.gguf_blocks import block_size, dequantize, scheme
 
@@ -46,6 +47,22 @@ def test_numbers_equal_those_of_the_gguf_package_bit_for_bit(qtype: str) -> None
     expected = gguf.dequantize(packed.numpy(), gguf.GGMLQuantizationType[qtype])
     assert np.isfinite(expected).all()
     assert torch.equal(dequantize(packed, qtype, torch.float32), torch.from_numpy(expected))
+
+
+@pytest.mark.parametrize("qtype", sorted(gguf_blocks.FOUR_BIT))
+def test_four_bit_types_come_as_codes_with_a_scale_and_an_offset_for_every_32_columns(qtype: str) -> None:
+    packed = random_rows(qtype)
+    assert has_int4_groups(scheme(qtype))
+    codes, scale, offset = int4_groups({"weight": packed}, scheme(qtype))
+    assert codes.dtype == torch.uint8
+    assert 0 <= codes.min() < codes.max() <= 15
+    groups = codes.view(*scale.shape, 32).float() * scale[..., None] + offset[..., None]
+    assert torch.equal(groups.flatten(1), dequantize(packed, qtype, torch.float32))
+
+
+def test_other_types_have_no_four_bit_codes() -> None:
+    assert not has_int4_groups(scheme("Q6_K"))
+    assert not has_int4_groups(None)
 
 
 @pytest.mark.parametrize("qtype", KNOWN_TO_TRANSFORMERS)

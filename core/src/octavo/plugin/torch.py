@@ -148,6 +148,27 @@ def dequantize_weight(weights: Mapping[str, torch.Tensor], scheme: QuantScheme, 
     return dequantize(weights, scheme, dtype)
 
 
+def has_int4_groups(scheme: QuantScheme | None) -> bool:
+    """Whether `int4_groups` reads weights of this scheme."""
+    from octavo.quant.schemes import INT4_PACKINGS
+
+    return scheme is not None and scheme.packing in INT4_PACKINGS
+
+
+def int4_groups(
+    weights: Mapping[str, torch.Tensor], scheme: QuantScheme
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A weight as 4-bit codes with a scale and an offset for every 32 columns, whatever its packing: for kernels that
+    lay them out in their own way.
+
+    (codes uint8 [N, K] in 0..15, scale, offset float32 [N, K / 32]): W[n, k] is codes[n, k] * scale[n, k // 32] +
+    offset[n, k // 32]. weights: as for `dequantize_weight`. Only for schemes that `has_int4_groups` says yes to.
+    """
+    from octavo.quant.schemes import int4_groups as groups
+
+    return groups(weights, scheme)
+
+
 def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(float8_e4m3fn [R, K], scale float32 [R, 1]) of x [R, K]: what `--quantization fp8` makes of a plain weight, for
     the kernels that take the packing "online:fp8"."""

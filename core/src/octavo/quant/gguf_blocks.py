@@ -8,6 +8,7 @@ the others by the `gguf` package on the CPU, some rows at a time.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import gguf
 import numpy as np
@@ -101,23 +102,57 @@ def _half(blocks: torch.Tensor, start: int) -> torch.Tensor:
     return blocks[:, start : start + 2].contiguous().view(torch.float16).float()
 
 
-def _nibbles(blocks: torch.Tensor, start: int) -> torch.Tensor:
-    """32 codes of 4 bits from byte `start`: low halves are columns 0-15, high halves 16-31."""
-    codes = blocks[:, start : start + 16]
-    return torch.cat([codes & 0x0F, codes >> 4], dim=1).float()
+def _nibbles(codes: torch.Tensor) -> torch.Tensor:
+    """uint8 [..., 16] -> [..., 32]: low halves are columns 0-15, high halves 16-31; likewise for other widths."""
+    return torch.cat([codes & 0x0F, codes >> 4], dim=-1)
 
 
-def _q4_0(blocks: torch.Tensor) -> torch.Tensor:
-    return _half(blocks, 0) * (_nibbles(blocks, 2) - 8.0)
+Groups = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""codes uint8 [blocks, columns]; scale, offset float32 [blocks, columns / 32]: value = code * scale + offset."""
 
 
-def _q4_1(blocks: torch.Tensor) -> torch.Tensor:
-    return _half(blocks, 0) * _nibbles(blocks, 4) + _half(blocks, 2)
+def _q4_0(blocks: torch.Tensor) -> Groups:
+    scale = _half(blocks, 0)
+    return _nibbles(blocks[:, 2:]), scale, -8.0 * scale
+
+
+def _q4_1(blocks: torch.Tensor) -> Groups:
+    return _nibbles(blocks[:, 4:]), _half(blocks, 0), _half(blocks, 2)
+
+
+def _q4_k(blocks: torch.Tensor) -> Groups:
+    """Eight groups: two float16 factors, then 6-bit scales and minima in 12 bytes, the last four's high bits apart."""
+    low, middle, high = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
+    scale = torch.cat([low & 63, (high & 15) | (low >> 6 << 4)], dim=1)
+    minimum = torch.cat([middle & 63, (high >> 4) | (middle >> 6 << 4)], dim=1)
+    codes = _nibbles(blocks[:, 16:].reshape(-1, 4, 32)).flatten(1)
+    return codes, _half(blocks, 0) * scale.float(), -(_half(blocks, 2) * minimum.float())
+
+
+FOUR_BIT: dict[str, Callable[[torch.Tensor], Groups]] = {"Q4_0": _q4_0, "Q4_1": _q4_1, "Q4_K": _q4_k}
+"""Types that are 4-bit codes with a scale and an offset for every 32 columns: uint8 [blocks, bytes] -> `Groups`."""
+
+
+def four_bit(packed: torch.Tensor, qtype: str) -> Groups:
+    """(codes uint8 [rows, columns], scale, offset float32 [rows, columns / 32]) of uint8 [rows, bytes of a row], for
+    the types of `FOUR_BIT`: a weight is code * scale + offset, exactly."""
+    blocks = packed.reshape(-1, block_size(qtype)[1])
+    codes, scale, offset = (t.reshape(len(packed), -1) for t in FOUR_BIT[qtype](blocks))
+    return codes, scale, offset
+
+
+def _from_groups(groups: Callable[[torch.Tensor], Groups], blocks: torch.Tensor) -> torch.Tensor:
+    codes, scale, offset = groups(blocks)
+    values = codes.view(*scale.shape, -1).float() * scale[..., None] + offset[..., None]
+    return values.flatten(1)
 
 
 def _q8_0(blocks: torch.Tensor) -> torch.Tensor:
     return _half(blocks, 0) * blocks[:, 2:].contiguous().view(torch.int8).float()
 
 
-DECODERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"Q4_0": _q4_0, "Q4_1": _q4_1, "Q8_0": _q8_0}
+DECODERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "Q8_0": _q8_0,
+    **{qtype: partial(_from_groups, groups) for qtype, groups in FOUR_BIT.items()},
+}
 """Types decoded with torch: uint8 [blocks, bytes] -> float32 [blocks, columns]."""

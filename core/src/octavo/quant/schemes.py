@@ -33,3 +33,15 @@ def dequantize_weight(weights: Mapping[str, torch.Tensor], scheme: QuantScheme, 
             f"weights packed as {scheme.packing!r} cannot be decoded; known: {', '.join(sorted(DECODERS))}"
         )
     return DECODERS[family](weights, scheme, dtype)
+
+
+INT4_PACKINGS = tuple(f"gguf:{qtype}" for qtype in gguf_blocks.FOUR_BIT)
+"""Packings that are 4-bit codes with a scale and an offset for every 32 columns."""
+
+
+def int4_groups(
+    weights: Mapping[str, torch.Tensor], scheme: QuantScheme
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(codes uint8 [N, K] in 0..15, scale, offset float32 [N, K / 32]) of a weight in one of `INT4_PACKINGS`:
+    W[n, k] = codes[n, k] * scale[n, k // 32] + offset[n, k // 32], on the device of the packed tensors."""
+    return gguf_blocks.four_bit(weights["weight"], scheme.packing.removeprefix("gguf:"))
