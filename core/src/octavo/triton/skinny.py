@@ -139,9 +139,9 @@ def _skinny_kernel(
         parts = _owner(top + TILES_K - 1, num_tiles, programs) - first + 1
         done = parts == 1
         if PARTS > 1:
-            if not done:  # noqa: SIM102 (with one part, the compiler shall not see the rest)
-                # A program leaves at most two: of the block that it begins in, and of the one that it ends in.
-                begun_before = first * num_tiles // programs < top
+            # A program leaves at most two: of the block that it begins in, and of the one that it ends in.
+            begun_before = first * num_tiles // programs < top
+            if not done:
                 m = tl.arange(0, ROWS)[None, :]
                 cell = tl.arange(0, BLOCK_N)[:, None] * ROWS + m
                 place = 2 * program + ((program == first) & begun_before).to(tl.int32)
