@@ -68,9 +68,9 @@ def test_a_users_choice_wins_over_a_platforms_patch(whole: str) -> None:
     assert kept.scheduler.max_num_seqs == 7
 
 
-def test_more_ranks_than_can_be_started_are_refused() -> None:
-    with pytest.raises(ConfigError, match="tensor_parallel_size"):
-        activate(make_config(platform="cpu", tensor_parallel_size=2))
+def test_more_ranks_than_the_platform_has_are_refused(whole: str) -> None:
+    with pytest.raises(ConfigError, match="tensor_parallel_size 2: the platform runs at most 1 rank"):
+        activate(make_config(platform=whole, tensor_parallel_size=2))
 
 
 def test_an_unknown_architecture_names_the_known_ones(tmp_path: Path) -> None:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 
 from octavo.active_platform import ActivePlatform, PlatformLock
-from octavo.config import EngineConfig
+from octavo.config import EngineConfig, with_field
 from octavo.discovery import load, select
 from octavo.engine.info import ModelInfo
 from octavo.engine.loop import EngineLoop
-from octavo.errors import ConfigError
 from octavo.features import negotiate
-from octavo.runner.worker import Progress, Worker, build_worker
+from octavo.parallel.communicator import abandon
+from octavo.parallel.leader import RankedExecutor
+from octavo.parallel.ranks import start_ranks
+from octavo.runner.runner import ModelRunner
+from octavo.runner.worker import Progress, Worker, build_worker, kv_state
 from octavo.weights.source import ModelSource
 
 log = logging.getLogger("octavo.launch")
@@ -30,10 +34,6 @@ SAMPLING_DEFAULTS = {
 
 def activate(config: EngineConfig, lock: PlatformLock | None = None) -> tuple[EngineConfig, ActivePlatform]:
     """The platform (chosen, or exactly the locked one) and the config after its patches. Logs every change."""
-    if config.parallel.tensor_parallel_size > 1:
-        raise ConfigError(
-            "tensor_parallel_size: this version starts one worker only (layers can already be sliced); leave it at 1"
-        )
     options = config.platform.options
     platform = load(lock, options=options) if lock else select(config.platform.name, options=options)
     config, changes = platform.configure(config)
@@ -46,22 +46,39 @@ def activate(config: EngineConfig, lock: PlatformLock | None = None) -> tuple[En
 def build_engine(
     config: EngineConfig, *, lock: PlatformLock | None = None, progress: Progress | None = None
 ) -> tuple[EngineLoop, ModelInfo]:
-    """A ready engine in this process. Raises PlatformError, ModelError or ConfigError."""
+    """A ready engine in this process. Raises PlatformError, ModelError, ConfigError or EngineError."""
     config, platform = activate(config, lock)
-    worker = build_worker(config, platform, progress=progress)
     caps = platform.caps
-    run_ahead = config.scheduler.run_ahead
-    if run_ahead is None:
-        run_ahead = 1 if caps.streams else 0
+    if config.scheduler.run_ahead is None:
+        config = with_field(config, "scheduler.run_ahead", 1 if caps.streams else 0)
+    assert config.scheduler.run_ahead is not None
+    worker = build_ranks(config, platform, progress=progress)
     loop = EngineLoop(
         worker.executor,
         cache=config.cache,
         scheduler=config.scheduler,
         limits=caps.schedule,
         max_model_len=worker.limits.max_model_len,
-        run_ahead=run_ahead,
+        run_ahead=config.scheduler.run_ahead,
     )
     return loop, model_info(config, platform.name, worker)
+
+
+def build_ranks(config: EngineConfig, platform: ActivePlatform, *, progress: Progress | None = None) -> Worker:
+    """Rank 0's worker, whose executor runs every step on all ranks. The others are processes that end with it."""
+    if config.parallel.tensor_parallel_size == 1:
+        return build_worker(config, platform, progress=progress)
+    ranks = start_ranks(config, platform.lock, platform.launch(config))
+    try:
+        with ranks.blamed():
+            worker = build_worker(config, platform, progress=progress, peers=ranks)
+            ranks.meet("ready", kv_state(worker))
+    except BaseException:
+        ranks.close()
+        abandon()
+        raise
+    ready = worker.executor.ready if isinstance(worker.executor, ModelRunner) else None
+    return replace(worker, executor=RankedExecutor(worker.executor, ranks, worker.comm, ready=ready))
 
 
 def model_info(config: EngineConfig, platform: str, worker: Worker) -> ModelInfo:

@@ -20,11 +20,10 @@ if TYPE_CHECKING:
 @engine_options
 def explain(as_json: bool, **flags: Any) -> None:
     """Load MODEL on the platform as `serve` would, and show what was chosen and why."""
-    from octavo.launch import activate
-    from octavo.runner.worker import build_worker
+    from octavo.launch import activate, build_ranks
 
     config, platform = activate(config_from(flags))
-    worker = build_worker(config, platform)
+    worker = build_ranks(config, platform)
     facts = report(str(platform), worker)
     worker.executor.close()
     click.echo(json.dumps(facts, indent=2) if as_json else text(facts))

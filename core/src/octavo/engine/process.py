@@ -18,13 +18,9 @@ import contextlib
 import gc
 import logging
 import multiprocessing
-import multiprocessing.connection
 import os
 import shutil
-import signal
-import sys
 import tempfile
-import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -36,6 +32,7 @@ import zmq
 
 from octavo import errors
 from octavo.config import EngineConfig
+from octavo.engine.child import settle
 from octavo.engine.info import ModelInfo
 from octavo.engine.loop import EngineLoop
 from octavo.engine.messages import (
@@ -117,10 +114,7 @@ def spawn(config: EngineConfig, build: Build | None) -> ProcessTransport:
 
 def engine_main(config: EngineConfig, build: Build | None, folder: Path, num_clients: int, log_level: int) -> None:
     """What the engine process runs, from start to exit. Exit code 1 after a failure, which it has reported."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    threading.Thread(target=_exit_with_parent, name="octavo-parent-watch", daemon=True).start()
-    logging.basicConfig(level=log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    settle(log_level)
     context = zmq.Context()
     inbox = unlimited(context.socket(zmq.PULL))
     inbox.bind(address(folder, "inbox"))
@@ -161,15 +155,10 @@ def engine_main(config: EngineConfig, build: Build | None, folder: Path, num_cli
         publish_all(Failed(kind="EngineError", message=describe(error)))
         code = 1
     context.destroy(linger=2000)
-    sys.exit(code)
-
-
-def _exit_with_parent() -> None:
-    """An engine whose parent is gone serves nobody: leave at once, in the middle of a step if need be."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    multiprocessing.connection.wait([parent.sentinel])
-    os._exit(1)
+    if code:
+        # The device may never answer again, and what waits for it neither: nothing is taken apart.
+        logging.shutdown()
+        os._exit(code)
 
 
 def _build_here(config: EngineConfig) -> tuple[EngineLoop, ModelInfo]:

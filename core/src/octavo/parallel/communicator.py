@@ -1,14 +1,24 @@
-"""Collectives of a group of ranks: the trivial one, and the default over torch.distributed."""
+"""Collectives of a group of ranks: the trivial one, the processes behind the others, and what core does with them.
+
+`octavo.plugin.torch.TorchCommunicator` is the default for more than one rank.
+"""
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Sequence
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from octavo.plugin.data import GroupSpec
+from octavo.errors import ConfigError
+from octavo.plugin.contracts import Communicator
+
+LOCALHOST = "127.0.0.1"
+JOIN_S = 120.0
+"""All ranks join at the same time; one that has not by then never will."""
 
 
 class SingleRank:
@@ -45,55 +55,49 @@ class SingleRank:
         """Nothing is held."""
 
 
-class TorchCommunicator:
-    """Collectives over a torch.distributed process group; the default process group must be initialised.
+def join(rank: int, size: int, *, backend: str, port: int, listener: socket.socket | None = None) -> None:
+    """Become `rank` of the default process group of torch.distributed. All ranks call it at about the same time.
 
-    Ranks in `src` and `dst` are places in the group. Tensors keep their dtype; all_reduce works in place.
+    port: of rank 0 on this machine; listener: rank 0's socket on it. Only this machine can reach it.
+    Raises ConfigError if this process is in a process group already, DistStoreError if others do not come.
     """
+    if dist.is_initialized():
+        raise ConfigError(
+            "tensor_parallel_size: torch.distributed is in use in this process (by another engine with ranks, or by "
+            "your own code), and it allows one group of processes; close the other engine, or use another process"
+        )
+    store = dist.TCPStore(  # type: ignore[attr-defined]
+        LOCALHOST,
+        port,
+        size,
+        is_master=listener is not None,
+        timeout=timedelta(seconds=JOIN_S),
+        wait_for_workers=False,
+        master_listen_fd=listener.detach() if listener is not None else None,
+    )
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size)
 
-    def __init__(self, spec: GroupSpec) -> None:
-        self.rank = spec.rank
-        self.size = spec.size
-        self._ranks = spec.ranks
-        self._group = dist.new_group(list(spec.ranks), backend=spec.backend)
 
-    def all_reduce(self, t: Tensor) -> Tensor:
-        dist.all_reduce(t, group=self._group)
-        return t
+def leave() -> None:
+    """Undo `join`; every rank does it at the end."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
-    def all_gather(self, t: Tensor, dim: int) -> Tensor:
-        """Pieces of equal shape, joined along `dim` in rank order."""
-        pieces = t.new_empty((self.size, *t.shape))
-        dist.all_gather_into_tensor(pieces, t.contiguous(), group=self._group)
-        return torch.cat(pieces.unbind(0), dim=dim)
 
-    def reduce_scatter(self, t: Tensor, dim: int) -> Tensor:
-        """The sum's piece of this rank along `dim`, whose size the group size must divide."""
-        pieces = torch.stack(t.chunk(self.size, dim=dim)).contiguous()
-        out = torch.empty_like(pieces[0])
-        dist.reduce_scatter_tensor(out, pieces, group=self._group)
-        return out
+def abandon() -> None:
+    """Undo `join` without the others, of whom one is gone: collectives that wait for it end with an error."""
+    if dist.is_initialized():
+        dist.distributed_c10d._abort_process_group()
 
-    def all_to_all(self, t: Tensor, in_splits: Sequence[int], out_splits: Sequence[int]) -> Tensor:
-        """Rows of t [sum(in_splits), ...] go to ranks in order; returns [sum(out_splits), ...]."""
-        out = t.new_empty((sum(out_splits), *t.shape[1:]))
-        dist.all_to_all_single(out, t.contiguous(), list(out_splits), list(in_splits), group=self._group)
-        return out
 
-    def broadcast(self, t: Tensor, src: int) -> Tensor:
-        dist.broadcast(t, src=self._ranks[src], group=self._group)
-        return t
+def open_channels(comm: Communicator, device: torch.device) -> None:
+    """Use what a step will use, so that connections and their memory exist before KV memory is measured."""
+    ones = torch.ones(comm.size, dtype=torch.float32, device=device)
+    comm.all_gather(comm.all_reduce(ones), 0)
 
-    def send(self, t: Tensor, dst: int) -> None:
-        dist.send(t.contiguous(), dst=self._ranks[dst], group=self._group)
 
-    def recv(self, like: Tensor, src: int) -> Tensor:
-        out = torch.empty_like(like)
-        dist.recv(out, src=self._ranks[src], group=self._group)
-        return out
-
-    def barrier(self) -> None:
-        dist.barrier(group=self._group)
-
-    def close(self) -> None:
-        dist.destroy_process_group(self._group)
+def least(value: int, comm: Communicator, device: torch.device) -> int:
+    """The smallest of the ranks' values."""
+    if comm.size == 1:
+        return value
+    return int(comm.all_gather(torch.tensor([value], dtype=torch.int64, device=device), 0).min())

@@ -1,4 +1,7 @@
-"""Torch helpers for plugins: a device that most platforms can use as it is. The only torch import of the door."""
+"""Torch helpers for plugins: a device and collectives that most platforms can use as they are.
+
+The only torch import of the door.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,10 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
-from octavo.plugin.data import DeviceDesc, MemInfo
+from octavo.plugin.data import DeviceDesc, GroupSpec, MemInfo
 from octavo.plugin.specs import QuantScheme
 
 HOST = torch.device("cpu").type
@@ -135,6 +140,66 @@ class TorchDevice:
             compute_units=getattr(p, "multi_processor_count", 0),
             uuid=str(getattr(p, "uuid", "")),
         )
+
+
+class TorchCommunicator:
+    """A `Communicator` over a process group of torch.distributed; core has initialised the default one.
+
+    Ranks in `src` and `dst` are places in the group. Tensors keep their dtype; all_reduce works in place.
+    """
+
+    def __init__(self, spec: GroupSpec) -> None:
+        self.rank = spec.rank
+        self.size = spec.size
+        self.group = dist.new_group(list(spec.ranks), backend=spec.backend)
+        self._ranks = spec.ranks
+
+    def all_reduce(self, t: Tensor) -> Tensor:
+        dist.all_reduce(t, group=self.group)
+        return t
+
+    def all_gather(self, t: Tensor, dim: int) -> Tensor:
+        """Pieces of equal shape, joined along `dim` in rank order."""
+        pieces = t.new_empty((self.size * t.shape[0], *t.shape[1:]))
+        renamed("all_gather_single", "all_gather_into_tensor")(pieces, t.contiguous(), group=self.group)
+        return pieces if dim == 0 else torch.cat(pieces.chunk(self.size), dim=dim)
+
+    def reduce_scatter(self, t: Tensor, dim: int) -> Tensor:
+        """The sum's piece of this rank along `dim`, whose size the group size must divide."""
+        pieces = t.chunk(self.size, dim=dim)
+        out = torch.empty_like(pieces[0], memory_format=torch.contiguous_format)
+        renamed("reduce_scatter_single", "reduce_scatter_tensor")(out, torch.cat(pieces), group=self.group)
+        return out
+
+    def all_to_all(self, t: Tensor, in_splits: Sequence[int], out_splits: Sequence[int]) -> Tensor:
+        """Rows of t [sum(in_splits), ...] go to ranks in order; returns [sum(out_splits), ...]."""
+        out = t.new_empty((sum(out_splits), *t.shape[1:]))
+        dist.all_to_all_single(out, t.contiguous(), list(out_splits), list(in_splits), group=self.group)
+        return out
+
+    def broadcast(self, t: Tensor, src: int) -> Tensor:
+        dist.broadcast(t, src=self._ranks[src], group=self.group)
+        return t
+
+    def send(self, t: Tensor, dst: int) -> None:
+        dist.send(t.contiguous(), dst=self._ranks[dst], group=self.group)
+
+    def recv(self, like: Tensor, src: int) -> Tensor:
+        out = torch.empty_like(like)
+        dist.recv(out, src=self._ranks[src], group=self.group)
+        return out
+
+    def barrier(self) -> None:
+        dist.barrier(group=self.group)
+
+    def close(self) -> None:
+        dist.destroy_process_group(self.group)
+
+
+def renamed(new: str, old: str) -> Callable[..., Any]:
+    """A collective of torch.distributed under its name since torch 2.13, which warns of the old one."""
+    found: Callable[..., Any] = getattr(dist, new, None) or getattr(dist, old)
+    return found
 
 
 def dequantize_weight(weights: Mapping[str, torch.Tensor], scheme: QuantScheme, dtype: torch.dtype) -> torch.Tensor:

@@ -223,6 +223,10 @@ class ModelRunner:
 
     # -- results --
 
+    def ready(self) -> bool:
+        """Whether the oldest launched step is done, so that `collect` would not wait."""
+        return self.pending[0].done.query()
+
     def collect(self) -> StepResult:
         """Wait for the oldest launched step."""
         step = self.pending.popleft()

@@ -16,11 +16,13 @@ from octavo.errors import ConfigError, UnsupportedModelError
 from octavo.extensions import Extensions, load_extensions, resolve
 from octavo.layers.context import BuildContext, dtype_name
 from octavo.ops.bind import REFERENCE, KernelTable
-from octavo.parallel.communicator import SingleRank, TorchCommunicator
+from octavo.parallel.communicator import SingleRank, least, open_channels
+from octavo.parallel.ranks import Alone, Peers
 from octavo.plugin.contracts import Communicator, Device, GraphRunner, KVView, ModelExecutor
 from octavo.plugin.data import GroupSpec, PlatformCaps
 from octavo.plugin.specs import BatchLimits, KVLayout, KVPlan, QuantScheme
 from octavo.plugin.step import Admit, Batch, KVGroup
+from octavo.plugin.torch import TorchCommunicator
 from octavo.quant import online
 from octavo.runner.buckets import Shapes
 from octavo.runner.graphs import EagerRunner
@@ -39,6 +41,7 @@ Progress = Callable[[int, int], None]
 class Worker:
     """A ready executor with what the rest of the program wants to know of it.
 
+    comm: the tensor-parallel group; whoever closes the executor closes it too.
     kv_plans, kv_bytes: the KV cache; empty and 0 if the platform brought its own executor.
     limits: the largest step and the longest sequence.
     """
@@ -46,6 +49,7 @@ class Worker:
     executor: ModelExecutor
     rank: int
     device: Device
+    comm: Communicator
     kernels: KernelTable
     source: ModelSource
     limits: BatchLimits
@@ -55,9 +59,15 @@ class Worker:
     vocab_size: int
 
 
-def build_worker(config: EngineConfig, platform: ActivePlatform, *, progress: Progress | None = None) -> Worker:
-    """Load the model on this process's device. Raises ModelError, ConfigError or PlatformError."""
-    device = platform.make_device(config.parallel.rank, config)
+def build_worker(
+    config: EngineConfig, platform: ActivePlatform, *, progress: Progress | None = None, peers: Peers | None = None
+) -> Worker:
+    """Load the model on this process's device. Raises ModelError, ConfigError or PlatformError.
+
+    peers: the other ranks; each of them makes the same call at the same time.
+    """
+    peers = peers or Alone()
+    device = platform.make_device(peers.local_rank, config)
     device.activate()
     model_config = config.model
     source = open_model(
@@ -74,6 +84,7 @@ def build_worker(config: EngineConfig, platform: ActivePlatform, *, progress: Pr
             executor=own,
             rank=config.parallel.rank,
             device=device,
+            comm=SingleRank(),
             kernels=KernelTable(),
             source=source,
             limits=limits,
@@ -92,7 +103,7 @@ def build_worker(config: EngineConfig, platform: ActivePlatform, *, progress: Pr
         block_size=config.cache.block_size,
         limits=limits,
         kernels=kernels,
-        comm=make_communicator(config, platform, device),
+        comm=make_communicator(config, platform, device, peers),
         scheme_of=scheme_source(config, source, extensions),
         dequantize=config.model.quantization == "none",
     )
@@ -100,6 +111,7 @@ def build_worker(config: EngineConfig, platform: ActivePlatform, *, progress: Pr
         model = model_class(source, extensions)(source.config, ctx)
         loader.load(ctx.weights, source, progress=progress)
     check_native(config.platform.require_native, kernels)
+    peers.meet("weights loaded")
     return _with_memory(config, platform, ctx, model, source)
 
 
@@ -132,6 +144,7 @@ def _with_memory(
         budget = measured_budget(
             device, config.cache.memory_utilization, lambda: run_largest(runner(small, eager), limits)
         )
+        budget = least(budget, ctx.comm, device.torch_device)
     plans = divide(needs, limits, budget=budget, num_blocks=config.cache.num_blocks)
     executor = runner(plans, shapes)
     # The largest first: memory that its recording leaves then holds every smaller one.
@@ -142,6 +155,7 @@ def _with_memory(
         executor=executor,
         rank=config.parallel.rank,
         device=device,
+        comm=ctx.comm,
         kernels=ctx.kernels,
         source=source,
         limits=limits,
@@ -152,6 +166,11 @@ def _with_memory(
     )
     platform.worker_event("ready", worker)
     return worker
+
+
+def kv_state(worker: Worker) -> str:
+    """What ranks must agree on before they serve: the scheduler of rank 0 hands out the blocks of all."""
+    return f"KV blocks {', '.join(str(group.num_blocks) for group in worker.executor.kv_groups)}"
 
 
 def run_largest(runner: ModelRunner, limits: BatchLimits) -> None:
@@ -248,19 +267,19 @@ def unrecordable(kernels: KernelTable) -> list[str]:
     return found
 
 
-def make_communicator(config: EngineConfig, platform: ActivePlatform, device: Device) -> Communicator:
+def make_communicator(config: EngineConfig, platform: ActivePlatform, device: Device, peers: Peers) -> Communicator:
     """The tensor-parallel group of this rank."""
     size = config.parallel.tensor_parallel_size
     if size == 1:
         return SingleRank()
-    if size > platform.caps.max_world_size:
-        raise ConfigError(
-            f"--tensor-parallel-size {size}: platform {platform.name} supports {platform.caps.max_world_size} rank(s)"
-        )
-    group = GroupSpec(
-        name="tp", ranks=tuple(range(size)), rank=config.parallel.rank, backend=platform.caps.dist_backend or "gloo"
-    )
-    return platform.make_communicator(group, device) or TorchCommunicator(group)
+    backend = platform.caps.dist_backend or "gloo"
+    peers.meet("model opened")
+    peers.join(backend)
+    group = GroupSpec(name="tp", ranks=tuple(range(size)), rank=config.parallel.rank, backend=backend)
+    comm = platform.make_communicator(group, device) or TorchCommunicator(group)
+    with device.inference():
+        open_channels(comm, device.torch_device)
+    return comm
 
 
 def kv_layout(ctx: BuildContext, platform: ActivePlatform, group: int) -> KVLayout:
