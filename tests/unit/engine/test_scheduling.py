@@ -315,3 +315,15 @@ def test_table_entries_are_sent_only_when_a_block_is_new(drive):
     d.run()
     sent = [[list(map(int, u.indices)) for u in b.blocks] for b in d.batches]
     assert sent == [[[0]], [], [[1]], [], [], [], [[2]]]
+
+
+@pytest.mark.parametrize("run_ahead", [0, 1])
+def test_a_prefix_ends_before_what_a_step_behind_the_end_would_have_computed(drive, run_ahead):
+    d = drive([10, 11], run_ahead=run_ahead)
+    d.submit([1, 2, 3, 4, 5], handle=1, max_tokens=20)
+    d.run()
+    # The stop token is the last one of the second block; nobody has computed its key and value.
+    assert d.tokens[1] == [10, 11, 0]
+    d.submit([1, 2, 3, 4, 5, 10, 11, 0, 9], handle=2)
+    d.run()
+    assert d.cached[2] == 4

@@ -69,11 +69,12 @@ def test_an_untied_head_has_its_own_slot_and_caps_its_logits(make_context, tenso
     torch.testing.assert_close(head(hidden), 3.0 * torch.tanh(hidden @ weight.T * 0.5 / 3.0))
 
 
-def test_logits_are_float32_in_every_dtype(make_context, tensors):
+@pytest.mark.parametrize(("options", "dtype"), [({}, torch.bfloat16), ({"softcap": 3.0}, torch.float32)])
+def test_logits_are_copied_to_float32_only_to_change_them(options, dtype, make_context, tensors):
     ctx = make_context(dtype=torch.bfloat16)
-    head = LMHead(ctx, "lm_head", VOCAB, HIDDEN)
+    head = LMHead(ctx, "lm_head", VOCAB, HIDDEN, **options)
     ctx.weights.slots["lm_head.weight"].load(tensors.plain("lm_head.weight", torch.randn(VOCAB, HIDDEN)))
-    assert head(torch.randn(1, HIDDEN).bfloat16()).dtype == torch.float32
+    assert head(torch.randn(1, HIDDEN).bfloat16()).dtype == dtype
 
 
 @pytest.mark.parametrize(("name", "function"), [("silu", F.silu), ("gelu", F.gelu)])

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from octavo.errors import ConfigError
 from octavo.plugin import BatchLimits, KVLayout, KVPlan, KVSpec, MemInfo
 from octavo.plugin.torch import TorchDevice
-from octavo.runner.kvcache import NULL_BLOCKS, GroupNeed, allocate, divide, measured_budget
+from octavo.runner import kvcache
+from octavo.runner.kvcache import NULL_BLOCKS, Footprint, GroupNeed, allocate, divide, measure_recorded, measure_step
 
 FULL = KVSpec(kind="full", num_kv_heads=2, head_dim=8, block_size=16, dtype="float32")
 SLIDING = KVSpec(kind="sliding", num_kv_heads=2, head_dim=8, block_size=16, dtype="float32", window=32)
@@ -64,9 +67,47 @@ def test_unknown_axis_in_a_layout_is_refused() -> None:
         )
 
 
+def reading(*memory: MemInfo) -> TorchDevice:
+    """A device whose memory reads like this, one reading after the other."""
+    readings = iter(memory)
+    return TorchDevice("cpu", memory=lambda: next(readings))
+
+
 def test_budget_leaves_room_for_what_the_largest_step_adds() -> None:
-    readings = iter([MemInfo(total=1000, free=600, peak_torch=50), MemInfo(total=1000, free=600, peak_torch=170)])
-    device = TorchDevice("cpu", memory=lambda: next(readings))
+    device = reading(
+        MemInfo(total=1000, free=600, peak_torch=50, non_torch=10),
+        MemInfo(total=1000, free=500, peak_torch=170, non_torch=17),
+    )
     ran = []
-    assert measured_budget(device, 0.9, lambda: ran.append(torch.zeros(1))) == 900 - 400 - 120
+    footprint = measure_step(device, lambda: ran.append(torch.zeros(1)))
+    assert footprint.budget(0.9) == 900 - 400 - (120 + 7)
     assert len(ran) == 1
+    assert replace(footprint, recorded=30).budget(0.9) == 900 - 400 - 127 - 30
+
+
+def test_recorded_steps_share_the_memory_of_the_largest_and_each_keeps_a_little_of_the_drivers() -> None:
+    device = reading(MemInfo(total=1000, free=600, non_torch=10), MemInfo(total=1000, free=500, non_torch=18))
+    ran: list[int] = []
+    records = [lambda: ran.append(1), lambda: ran.append(2)]
+    assert measure_recorded(device, records, num_shapes=12) == 100 + 10 * 4
+    assert ran == [1, 2]
+
+
+def test_the_account_says_where_memory_is() -> None:
+    gib = 2**30
+    footprint = Footprint(total=100 * gib, in_use=16 * gib, step=2 * gib, recorded=gib)
+    assert footprint.describe(70 * gib, 11 * gib) == (
+        "memory in GiB of 100.00: weights and libraries 16.00, KV 70.00, recorded steps 1.00, "
+        "kept for the largest step 2.00, free 11.00"
+    )
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError()])
+def test_refused_memory_names_the_options_to_lower(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object) -> None:
+        raise error
+
+    monkeypatch.setattr(kvcache, "lazy_zeros", refuse)
+    plan = KVPlan(spec=FULL, num_layers=2**10, num_blocks=2**12)
+    with pytest.raises(ConfigError, match=r"8\.0 GiB of KV memory \(4096 blocks\): lower --gpu-memory-utilization"):
+        allocate(plan, KVLayout(block_size=16, dtype="float32"), TorchDevice("cpu"))

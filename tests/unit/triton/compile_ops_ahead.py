@@ -15,6 +15,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+import octavo.ops  # noqa: F401  (fills the catalogue)
+from octavo.ops.catalogue import CATALOGUE
 from octavo.triton import activation, bookkeeping, gemv, logits, norm, quantize, rope, sampling, topk_topp
 
 TARGETS = {
@@ -102,14 +104,17 @@ def cases() -> Iterator[tuple[str, bool, Callable[[], Any]]]:
         ints = torch.zeros(rows, dtype=torch.int64)
         yield "greedy", False, lambda v=values: sampling.greedy(v)
         yield "sample", False, lambda v=values, o=ones, i=ints: sampling.sample(v, o, i, i)
+        narrow = torch.empty(1, vocab, dtype=dtype).expand(rows, vocab)
+        yield "sample of a table", False, lambda v=narrow, o=ones, i=ints: sampling.sample(v, o, i, i, i)
     ones, ints, values = torch.ones(4), torch.zeros(4, dtype=torch.int64), torch.zeros(4, 1000)
     counts, prompt = torch.zeros(4, 1000, dtype=torch.int32), torch.zeros(4, 1000, dtype=torch.bool)
     yield "penalties", False, lambda: logits.penalties(values, counts, prompt, ones, ones, ones)
     yield "apply_bitmask", False, lambda: logits.apply_bitmask(values, counts)
     yield "min_p", False, lambda: logits.min_p(values, ones)
     yield "topk_topp", False, lambda: topk_topp.topk_topp(values, ints, ones)
-    yield "gather_tokens", False, lambda: bookkeeping.gather_tokens(counts, ints, ints)
-    yield "slot_mapping", False, lambda: bookkeeping.slot_mapping(counts, ints, ints, 16)
+    for op in ("begin_step", "commit_tokens"):
+        for number, sample in enumerate(CATALOGUE[op].samples("bfloat16")):
+            yield f"{op} {number}", False, lambda op=op, sample=sample: getattr(bookkeeping, op)(*sample)
 
     for rows, kind, split_k in ((1, torch.float16, 1), (1, torch.bfloat16, 4), (4, torch.bfloat16, 4)):
         config = gemv.GemvConfig(block_n=16, block_k=128, split_k=split_k, dot=rows > 1)

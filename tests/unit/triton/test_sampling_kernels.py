@@ -12,7 +12,7 @@ from octavo.ops.samples import gaussian, integers
 
 pytest.importorskip("triton", reason="the Triton kernels need triton")
 
-from octavo.triton import bookkeeping, logits, sampling
+from octavo.triton import logits, sampling
 
 NAN, INF = float("nan"), float("inf")
 
@@ -120,10 +120,19 @@ def test_min_p_leaves_rows_of_threshold_zero_and_rows_without_tokens() -> None:
     assert ours[2].isinf().tolist() == [False, True, False]
 
 
-@pytest.mark.parametrize("tokens", [0, 1, 3, 300])
-def test_bookkeeping_reads_the_table_at_rows_and_positions(tokens: int) -> None:
-    table = integers(5, 64, high=1000, dtype="int32", seed=1)
-    rows, positions = integers(tokens, high=5, seed=2), integers(tokens, high=64, seed=3)
-    assert torch.equal(bookkeeping.gather_tokens(table, rows, positions), table[rows, positions])
-    slots = bookkeeping.slot_mapping(table, rows, positions * 16 + 5, 16)
-    assert torch.equal(slots, table[rows, positions].long() * 16 + 5)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_narrow_logits_choose_what_their_float32_copies_do(dtype: torch.dtype, programs: int) -> None:
+    values = gaussian(5, 5000, seed=3, scale=4.0).to(dtype)
+    temperature, seeds, positions = torch.tensor([0.0, 0.5, 1.0, 2.0, 0.0]), torch.arange(5) - 2, torch.arange(5)
+    assert torch.equal(sampling.greedy(values), sampling.greedy(values.float()))
+    ours = sampling.sample(values, temperature, seeds, positions)
+    assert torch.equal(ours, sampling.sample(values.float(), temperature, seeds, positions))
+
+
+def test_temperature_and_seed_come_from_the_rows_of_a_table(programs: int) -> None:
+    values = gaussian(4, 5000, seed=4, scale=2.0)
+    temperature, seeds = torch.linspace(0.0, 2.0, 9), torch.arange(9) * 7919
+    rows, positions = torch.tensor([8, 0, 3, 3]), torch.tensor([5, 6, 7, 8])
+    ours = sampling.sample(values, temperature, seeds, positions, rows)
+    assert torch.equal(ours, sampling.sample(values, temperature[rows], seeds[rows], positions))
+    assert torch.equal(ours, reference.sample(values, temperature, seeds, positions, rows))

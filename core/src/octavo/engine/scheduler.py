@@ -95,7 +95,7 @@ class Scheduler:
         """Take in the result of the oldest batch in flight; what clients must learn goes to the outbox."""
         roster, table = self.roster, self.roster.table
         roster.done_step = launched.batch.step
-        table.computed[launched.rows] = launched.ends
+        self._confirm(launched)
         for row in launched.prompts:
             if table.alive[row] and row not in result.errors:
                 roster.publish(row)
@@ -122,6 +122,15 @@ class Scheduler:
         if roster.leaving or result.errors or len(table.released):
             roster.bury()
             roster.drop_ended()
+
+    def _confirm(self, launched: Launched) -> None:
+        """Note what a step has computed. Nothing of a row that an earlier step ended: an executor that learnt of the
+        end in time has not written its keys and values."""
+        rows, ends = launched.rows, launched.ends
+        if self.roster.leaving:
+            alive = self.roster.table.alive[rows]
+            rows, ends = rows[alive], ends[alive]
+        self.roster.table.computed[rows] = ends
 
     def abort(self, client: int, handle: int, finish: Finish) -> None:
         """End a sequence in whatever state it is; a handle that is not known has ended already."""
@@ -210,6 +219,7 @@ class Scheduler:
                 seed=seq.submit.seed,
                 lora=seq.submit.lora,
                 stop_ids=seq.submit.eos,
+                limit=seq.limit,
             )
             started.append(Start(admit, match.length, count, roster.kv.attach(row, match, end)))
         return started

@@ -65,8 +65,10 @@ class VocabEmbedding:
 
 
 class LMHead:
-    """Hidden states [N, hidden] -> float32 logits [N, V], times `scale` and soft-capped (see `octavo.ops.embedding`).
+    """Hidden states [N, hidden] -> logits [N, V], times `scale` and soft-capped (see `octavo.ops.embedding`).
 
+    They are as the product gives them, in the model's dtype, unless a factor or cap is computed in float32: sampling
+    reads either, and a copy of the whole vocabulary is dear.
     tied_to: the embedding whose weight serves; the checkpoint's own head, if it has one, is then ignored.
     """
 
@@ -97,6 +99,8 @@ class LMHead:
         x = self._apply(hidden, self._packed, None)
         if self._ctx.comm.size > 1:
             x = self._ctx.comm.all_gather(x, 1)[:, : self._vocab_size]
+        if self._scale is None and self._softcap is None:
+            return x
         return self._logits(x, self._scale, self._softcap)
 
     def take(self, raw: Tensor, scheme: QuantScheme | None) -> None:

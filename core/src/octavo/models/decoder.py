@@ -83,7 +83,7 @@ class Decoder:
         return self._norm(x) if residual is None else self._norm.add(x, residual)[0]
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Rows of `forward`'s result [N, hidden] -> float32 logits [N, vocab]."""
+        """Rows of `forward`'s result [N, hidden] -> logits [N, vocab], float32 or as the head gives them."""
         return self._head(hidden)
 
 

@@ -39,5 +39,5 @@ class Model(Protocol):
         ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Hidden states [N, hidden] -> float32 logits [N, vocab]."""
+        """Hidden states [N, hidden] -> logits [N, vocab], float32 or as the head gives them."""
         ...

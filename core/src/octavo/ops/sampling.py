@@ -1,4 +1,4 @@
-"""Sampling ops: from logits to token ids. N rows, V vocabulary; logits are float32 [N, V].
+"""Sampling ops: from logits to token ids. N rows, V vocabulary; logits are float32 [N, V], where nothing else is said.
 
 Random choice is the Gumbel-max trick (argmax of logits / temperature + Gumbel noise is a sample of the softmax), and
 the noise is a hash of (seed, position, token id). So a token depends on its own row's logits, seed and position only:
@@ -45,11 +45,15 @@ def gumbel(keys: Tensor, num_tokens: int) -> Tensor:
     return u.add_(0.5).mul_(2.0**-23).log_().neg_().log_().neg_()
 
 
-def sample(logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
-    """Token ids int64 [N]; -1 where a row's logits hold NaN or allow no token.
+def sample(logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor, rows: Tensor | None = None) -> Tensor:
+    """Token ids int64 [N]; -1 where a row's logits hold NaN or allow no token. logits [N, V] of any float dtype.
 
     temperature float32 [N]: rows below 1e-5 take the most likely token. seeds, positions int64 [N].
+    rows int64 [N]: temperature and seeds are those of a table instead, at these rows.
     """
+    logits = logits.float()
+    if rows is not None:
+        temperature, seeds = temperature[rows], seeds[rows]
     best, greedy = logits.max(dim=-1)
     random = temperature >= 1e-5
     scaled = logits / torch.where(random, temperature, 1.0)[:, None]
@@ -153,6 +157,7 @@ def _sample_inputs(dtype: str) -> Iterable[tuple[Tensor, ...]]:
     for n, v in ((1, 33), (5, 1000), (0, 50)):
         rows = torch.arange(n)
         yield _logits(n, v, dtype), torch.linspace(0, 2, n), rows * 7919 - 3, rows + 11
+        yield _logits(n, v, dtype), torch.linspace(0, 2, 8), torch.arange(8) * 7919 - 3, rows + 11, 7 - rows
 
 
 def _greedy_inputs(dtype: str) -> Iterable[tuple[Tensor, ...]]:

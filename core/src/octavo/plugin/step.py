@@ -28,6 +28,7 @@ class Admit:
 
     num_prompt_tokens: how many of them are the prompt (penalties and positions of sampling need it).
     stop_ids: tokens that would end the sequence; they may not be sampled before params.min_tokens.
+    limit: number of tokens, prompt and answer, at which it ends; None: the longest that the executor takes.
     seed: the resolved seed; sampled tokens are a function of (seed, position) and logits alone.
     """
 
@@ -38,6 +39,7 @@ class Admit:
     seed: int
     lora: int = 0
     stop_ids: tuple[int, ...] = ()
+    limit: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,10 @@ from octavo.plugin.contracts import BatchKey
 from octavo.plugin.data import BucketSpec, PlatformCaps, ScheduleLimits
 from octavo.plugin.specs import BatchLimits
 
+RECORDED_AT_START = 512
+"""Tokens of a step with prompts in it up to which its shape is recorded before the first request. Larger ones are few,
+compute for longer than a launch takes, and each costs start-up time: they are recorded behind their first use."""
+
 
 def round_up(value: int, multiple: int) -> int:
     """The least multiple of `multiple` that is at least `value`."""
@@ -29,12 +33,14 @@ class Shapes:
     """Chooses the padded shape of every step.
 
     captured: keys that the graph runner prepares; a step takes the least that holds it, if any does.
+    all_at_start: prepare all of them before the first request, as compiling ahead of time needs.
     """
 
     limits: BatchLimits
     schedule: ScheduleLimits = ScheduleLimits()
     buckets: BucketSpec | None = None
     captured: tuple[BatchKey, ...] = ()
+    all_at_start: bool = False
 
     @classmethod
     def of(cls, caps: PlatformCaps, limits: BatchLimits, captured: Sequence[BatchKey]) -> Shapes:
@@ -44,7 +50,24 @@ class Shapes:
             schedule=caps.schedule,
             buckets=caps.buckets if caps.shapes == "bucketed" else None,
             captured=tuple(sorted(captured, key=lambda k: (k.num_tokens, k.num_seqs, k.max_context))),
+            all_at_start=caps.graph == "aot",
         )
+
+    @property
+    def at_start(self) -> list[BatchKey]:
+        """What is recorded before the first request, the largest first: memory that a recording leaves then holds
+        every smaller one. Decode steps of every size, and steps of few tokens."""
+        return [
+            key
+            for key in reversed(self.captured)
+            if self.all_at_start or key.max_q_len == 1 or key.num_tokens <= RECORDED_AT_START
+        ]
+
+    @property
+    def largest(self) -> list[BatchKey]:
+        """The largest decode shape and the largest other one, as far as there are any."""
+        kinds = ([k for k in self.captured if (k.max_q_len == 1) is decode] for decode in (False, True))
+        return [keys[-1] for keys in kinds if keys]
 
     def choose(self, num_tokens: int, num_seqs: int, max_context: int, max_q_len: int) -> tuple[BatchKey, bool]:
         """(padded shape, whether it is captured) for a step of these sizes."""

@@ -1,14 +1,14 @@
-"""The device-resident request table and the inputs of one step.
+"""The device-resident request table, the inputs of one step, and the host memory through which both are fed.
 
-The table holds every row's tokens and block tables; a step uploads what changed (new requests, new block ids) and a few
-small index arrays. Input ids and KV slots are read from the table on the device, so a token sampled by the last step
-feeds the next one without passing through the host.
+The table holds every row's tokens and block tables; a step uploads what changed (new requests, new block ids) and three
+numbers for each of its sequences. Everything else is read from the table on the device, by `begin_step`, so a token
+sampled by the last step feeds the next one without passing through the host.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,164 +21,212 @@ from octavo.plugin.contracts import AttnBatch, BatchKey, Device
 from octavo.plugin.specs import BatchLimits
 from octavo.plugin.step import Admit, Batch, BlockUpdate, KVGroup
 
-NUM_HOST_BUFFERS = 3
-"""A host buffer may still be on its way to the device while the next step (run-ahead) is being filled."""
+MAX_STOPS = 16
+"""Stop tokens of a row that the device knows. Further ones are the host's, which learns of each token a step late."""
+FOREVER = np.iinfo(np.int32).max
+UPLOAD_BYTES = 1 << 16
+ALIGNMENT = 16
+
+
+class Staging:
+    """Pinned host memory of one step: what it sends lies here until it is collected, and its tokens come back here.
+
+    tokens: int64 [max_seqs].
+    """
+
+    def __init__(self, device: Device, max_seqs: int) -> None:
+        self._device = device
+        self._memory = device.pin(torch.empty(UPLOAD_BYTES, dtype=torch.uint8))
+        self._used = 0
+        self._outgrown: list[Tensor] = []
+        self.tokens = device.pin(torch.empty(max_seqs, dtype=torch.int64))
+
+    def reset(self) -> None:
+        """Everything sent has arrived: use the memory again."""
+        self._used = 0
+        self._outgrown.clear()
+
+    def stage(self, array: NDArray[Any]) -> Tensor:
+        """A pinned copy, valid until `reset`: the host need not wait while it is sent."""
+        start = -(-self._used // ALIGNMENT) * ALIGNMENT
+        end = start + array.nbytes
+        if end > len(self._memory):
+            self._outgrown.append(self._memory)
+            self._memory = self._device.pin(torch.empty(max(end, 2 * len(self._memory)), dtype=torch.uint8))
+            start, end = 0, array.nbytes
+        self._used = end
+        staged = self._memory.numpy()[start:end].view(array.dtype).reshape(array.shape)
+        staged[...] = array
+        return torch.from_numpy(staged)
+
+    def send(self, array: NDArray[Any]) -> Tensor:
+        """The array on the device, without waiting."""
+        return self.stage(array).to(self._device.torch_device, non_blocking=True)
 
 
 class RequestTable:
-    """R rows and one scratch row for padding, whose blocks are all the null block.
+    """R rows and one row for padding, whose blocks are all the null block.
 
-    tokens int32 [R + 1, max_model_len + 1]; blocks: per KV group int32 [R + 1, max blocks of a sequence].
+    tokens int32 [R + 1, max_model_len + 1]; blocks int32 [R + 1, C]: the block tables of all KV groups side by side,
+    `groups` int32 [G, 2] says where (see `octavo.ops.bookkeeping`); `columns` and `block_sizes` say it on the host.
+    ended int32 [R + 1], limits int32 [R + 1, 2], stops int32 [R + 1, MAX_STOPS]: where answers end (`commit_tokens`).
     """
 
     def __init__(self, limits: BatchLimits, groups: Sequence[KVGroup], device: Device) -> None:
-        self.scratch = limits.max_num_seqs
+        self.padding_row = limits.max_num_seqs
+        self.max_model_len = limits.max_model_len
         self.device = device.torch_device
         num_rows = limits.max_num_seqs + 1
-        self.tokens = torch.zeros((num_rows, limits.max_model_len + 1), dtype=torch.int32, device=self.device)
-        self.blocks = [
-            torch.zeros((num_rows, -(-limits.max_model_len // g.block_size) + 1), dtype=torch.int32, device=self.device)
-            for g in groups
-        ]
+        widths = [-(-limits.max_model_len // g.block_size) + 1 for g in groups]
+        bounds = list(itertools.accumulate(widths, initial=0))
+        self.block_sizes = [group.block_size for group in groups]
+        self.columns = [slice(a, b) for a, b in itertools.pairwise(bounds)]
+        places = list(zip(bounds, self.block_sizes, strict=False))
+        self.groups = torch.tensor(places, dtype=torch.int32, device=self.device).view(len(groups), 2)
+        self.tokens = self._zeros(num_rows, limits.max_model_len + 1)
+        self.blocks = self._zeros(num_rows, bounds[-1])
+        self.ended = self._zeros(num_rows)
+        self.limits = self._zeros(num_rows, 2)
+        self.limits[:, 1] = FOREVER
+        self.stops = self._zeros(num_rows, MAX_STOPS) - 1
 
-    def admit(self, admits: Sequence[Admit]) -> None:
-        """Write the known tokens of new rows."""
-        for admit in admits:
-            known = torch.from_numpy(np.array(admit.token_ids, np.int32))  # a copy: ids from a message are read-only
-            self.tokens[admit.row, : len(known)] = known.to(self.device, non_blocking=True)
+    def _zeros(self, *shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=torch.int32, device=self.device)
 
-    def update(self, updates: Sequence[BlockUpdate]) -> None:
+    def admit(self, admits: Sequence[Admit], staging: Staging) -> None:
+        """Write the known tokens of new rows, and where their answers end."""
+        if not admits:
+            return
+        ends = np.full((len(admits), 2 + MAX_STOPS), -1, np.int32)
+        for admit, end in zip(admits, ends, strict=True):
+            known = staging.stage(admit.token_ids.astype(np.int32, copy=False))
+            self.tokens[admit.row, : len(known)].copy_(known, non_blocking=True)
+            end[0] = admit.num_prompt_tokens + admit.params.min_tokens
+            end[1] = self.max_model_len if admit.limit is None else admit.limit
+            stops = admit.stop_ids[:MAX_STOPS]
+            end[2 : 2 + len(stops)] = stops
+        rows, values = staging.send(np.array([a.row for a in admits], np.int64)), staging.send(ends)
+        self.ended[rows] = 0
+        self.limits[rows] = values[:, :2]
+        self.stops[rows] = values[:, 2:]
+
+    def update(self, updates: Sequence[BlockUpdate], staging: Staging) -> None:
         """Write new block ids, one update per KV group."""
-        for table, update in zip(self.blocks, updates, strict=False):
-            if len(update.rows):
-                rows, indices, blocks = (
-                    torch.from_numpy(a).to(self.device, non_blocking=True)
-                    for a in (update.rows.astype(np.int64), update.indices.astype(np.int64), update.blocks)
-                )
-                table.index_put_((rows, indices), blocks)
+        width = self.blocks.shape[1]
+        parts = [
+            (u.rows.astype(np.int64) * width + columns.start + u.indices, u.blocks)
+            for columns, u in zip(self.columns, updates, strict=False)
+            if len(u.rows)
+        ]
+        if parts:
+            places, blocks = (staging.send(np.concatenate(arrays)) for arrays in zip(*parts, strict=True))
+            self.blocks.view(-1)[places] = blocks
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepInputs:
-    """Index tensors of one step, padded to `key`. T, S, N of the key: tokens, sequences, sampled positions.
+class HostStep:
+    """What the host knows of a step. key: its padded shape, T tokens and S sequences.
 
-    token_rows, positions int64 [T]: table row and position of each token (padding: the scratch row, 0).
-    rows int64 [S]; q_starts int32 [S + 1]; kv_lens int32 [S].
-    sample_at int64 [N]: index of the token whose logits are sampled; sample_rows, sample_positions int64 [N]: row and
-    position of the new token (padding: scratch row). num_samples: how many of N are real.
+    q_starts int32 [S + 1], kv_lens int32 [S]: padded, in staging memory.
     """
 
     key: BatchKey
     num_decodes: int
     max_q_len: int
     max_kv_len: int
-    num_samples: int
-    token_rows: Tensor
-    positions: Tensor
-    rows: Tensor
-    sample_at: Tensor
-    sample_rows: Tensor
-    sample_positions: Tensor
-    q_starts: Tensor
-    kv_lens: Tensor
-    q_starts_host: NDArray[np.int32]
-    kv_lens_host: NDArray[np.int32]
-    sampled_rows_host: NDArray[np.int32]
-    sampled_positions_host: NDArray[np.int64]
+    q_starts: NDArray[np.int32]
+    kv_lens: NDArray[np.int32]
 
-    def attention(self, slots: Tensor, block_table: Tensor) -> AttnBatch:
-        """What one KV group's attention needs: the shared indices with the group's slots and block table."""
-        return AttnBatch(
-            num_tokens=self.key.num_tokens,
-            num_seqs=self.key.num_seqs,
-            num_decodes=self.num_decodes,
-            max_q_len=self.max_q_len,
-            max_kv_len=self.max_kv_len,
-            q_starts=self.q_starts,
-            kv_lens=self.kv_lens,
-            block_table=block_table,
-            slots=slots,
-            q_starts_host=self.q_starts_host,
-            kv_lens_host=self.kv_lens_host,
-        )
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceStep:
+    """A step's inputs on the device, cut to its shape: see `begin_step`. block_tables: one for each KV group."""
+
+    seqs: Tensor
+    q_starts: Tensor
+    ids: Tensor
+    positions: Tensor
+    slots: Tensor
+    block_table: Tensor
+    picks: Tensor
+    block_tables: Sequence[Tensor]
+
+    def attention(self, host: HostStep) -> list[AttnBatch]:
+        """What attention must know, for each KV group."""
+        return [
+            AttnBatch(
+                num_tokens=host.key.num_tokens,
+                num_seqs=host.key.num_seqs,
+                num_decodes=host.num_decodes,
+                max_q_len=host.max_q_len,
+                max_kv_len=host.max_kv_len,
+                q_starts=self.q_starts,
+                kv_lens=self.seqs[1],
+                block_table=table,
+                slots=slots,
+                q_starts_host=host.q_starts,
+                kv_lens_host=host.kv_lens,
+            )
+            for slots, table in zip(self.slots, self.block_tables, strict=True)
+        ]
 
 
 class InputBuffers:
-    """Host and device memory for `StepInputs`, taken once: device addresses never change, as capture needs.
+    """Device memory for `DeviceStep`, taken once: addresses never change, as capture needs."""
 
-    pad_samples: also pad the sampled positions (to the key's sequences), where shapes are static.
-    """
+    def __init__(self, max_tokens: int, max_seqs: int, table: RequestTable, device: Device) -> None:
+        self._table = table
+        self._max_seqs = max_seqs
+        target = device.torch_device
+        # One int32 tensor, so that a step is one upload: q_starts [S + 1], then three numbers of each sequence.
+        self._uploaded = torch.zeros(1 + 4 * max_seqs, dtype=torch.int32, device=target)
+        self._q_starts = self._uploaded[: max_seqs + 1]
+        self._seqs = self._uploaded[max_seqs + 1 :].view(3, max_seqs)
+        num_groups = len(table.groups)
+        self._ids = torch.zeros(max_tokens, dtype=torch.int32, device=target)
+        self._positions = torch.zeros(max_tokens, dtype=torch.int64, device=target)
+        self._slots = torch.zeros((num_groups, max_tokens), dtype=torch.int64, device=target)
+        self._block_table = torch.zeros((max_seqs, table.blocks.shape[1]), dtype=torch.int32, device=target)
+        self._picks = torch.zeros((3, max_seqs), dtype=torch.int64, device=target)
 
-    def __init__(self, max_tokens: int, max_seqs: int, device: Device, *, scratch_row: int, pad_samples: bool) -> None:
-        self.scratch_row = scratch_row
-        self.pad_samples = pad_samples
-        sizes64 = {
-            "token_rows": max_tokens,
-            "positions": max_tokens,
-            "rows": max_seqs,
-            "sample_at": max_seqs,
-            "sample_rows": max_seqs,
-            "sample_positions": max_seqs,
-        }
-        sizes32 = {"q_starts": max_seqs + 1, "kv_lens": max_seqs}
-        self._blocks = [_Block(sizes64, torch.int64, device), _Block(sizes32, torch.int32, device)]
-
-    def fill(self, batch: Batch, key: BatchKey) -> StepInputs:
-        """Write a step's indices and send them to the device: one copy per integer width."""
-        (host64, views64, send64), (host32, views32, send32) = (block.next() for block in self._blocks)
-        num_seqs, counts = batch.num_seqs, batch.counts
-        ends = np.cumsum(counts)
-        num_tokens = int(ends[-1])
-        seq_of_token = np.repeat(np.arange(num_seqs), counts)
-        offsets = np.arange(num_tokens) - (ends - counts)[seq_of_token]
-        _put(host64["token_rows"], batch.rows[seq_of_token], key.num_tokens, self.scratch_row)
-        _put(host64["positions"], batch.starts[seq_of_token] + offsets, key.num_tokens, 0)
-        _put(host64["rows"], batch.rows, key.num_seqs, self.scratch_row)
-        host32["q_starts"][0] = 0
-        _put(host32["q_starts"][1:], ends, key.num_seqs, num_tokens)
-        _put(host32["kv_lens"], batch.starts + counts, key.num_seqs, 0)
-        sampled = np.flatnonzero(batch.samples)
-        rows, positions = batch.rows[sampled], (batch.starts + counts)[sampled].astype(np.int64)
-        width = key.num_seqs if self.pad_samples else len(sampled)
-        _put(host64["sample_at"], ends[sampled] - 1, width, 0)
-        _put(host64["sample_rows"], rows, width, self.scratch_row)
-        _put(host64["sample_positions"], positions, width, 0)
-        send64()
-        send32()
-        lengths = {"token_rows": key.num_tokens, "positions": key.num_tokens, "rows": key.num_seqs}
-        lengths |= {"q_starts": key.num_seqs + 1, "kv_lens": key.num_seqs}
-        tensors = {name: view[: lengths.get(name, width)] for name, view in (views64 | views32).items()}
-        return StepInputs(
+    def send(self, batch: Batch, key: BatchKey, staging: Staging) -> HostStep:
+        """Upload a step's sequences, padded to the key's shape."""
+        num_seqs, counts, most = batch.num_seqs, batch.counts, self._max_seqs
+        kv_lens = batch.starts + counts
+        packed = np.zeros(1 + 4 * most, np.int32)
+        seqs = packed[most + 1 :].reshape(3, most)
+        np.cumsum(counts, out=packed[1 : num_seqs + 1])
+        packed[num_seqs + 1 : key.num_seqs + 1] = packed[num_seqs]
+        seqs[0, :num_seqs] = batch.rows
+        seqs[0, num_seqs : key.num_seqs] = self._table.padding_row
+        seqs[1, :num_seqs] = kv_lens
+        seqs[2, :num_seqs] = batch.samples
+        self._uploaded.copy_(staging.stage(packed), non_blocking=True)
+        longer = counts != 1
+        return HostStep(
             key=key,
-            num_decodes=int(np.argmax(counts != 1)) if (counts != 1).any() else num_seqs,
+            num_decodes=int(np.argmax(longer)) if longer.any() else num_seqs,
             max_q_len=int(counts.max()),
-            max_kv_len=int((batch.starts + counts).max()),
-            num_samples=len(sampled),
-            q_starts_host=host32["q_starts"][: key.num_seqs + 1].copy(),
-            kv_lens_host=host32["kv_lens"][: key.num_seqs].copy(),
-            sampled_rows_host=rows,
-            sampled_positions_host=positions,
-            **tensors,
+            max_kv_len=int(kv_lens.max()),
+            q_starts=packed[: key.num_seqs + 1],
+            kv_lens=seqs[1, : key.num_seqs],
         )
 
-
-class _Block:
-    """Named sections of one device tensor, fed from a ring of pinned host copies."""
-
-    def __init__(self, sizes: dict[str, int], dtype: torch.dtype, device: Device) -> None:
-        total = sum(sizes.values())
-        bounds = dict(zip(sizes, itertools.pairwise(itertools.accumulate(sizes.values(), initial=0)), strict=True))
-        self.device = torch.zeros(total, dtype=dtype, device=device.torch_device)
-        self.views = {name: self.device[a:b] for name, (a, b) in bounds.items()}
-        hosts = [device.pin(torch.zeros(total, dtype=dtype)) for _ in range(NUM_HOST_BUFFERS)]
-        self.ring = itertools.cycle([(h, {name: h.numpy()[a:b] for name, (a, b) in bounds.items()}) for h in hosts])
-
-    def next(self) -> tuple[dict[str, NDArray[Any]], dict[str, Tensor], Callable[[], object]]:
-        """(host sections to write, device views, a function that sends them)."""
-        host, sections = next(self.ring)
-        return sections, self.views, lambda: self.device.copy_(host, non_blocking=True)
-
-
-def _put(section: NDArray[Any], values: NDArray[Any], length: int, padding: int) -> None:
-    section[: len(values)] = values
-    section[len(values) : length] = padding
+    def views(self, key: BatchKey, max_context: int) -> DeviceStep:
+        """The buffers cut to a shape; block tables to `max_context` positions (0: all)."""
+        num_tokens, num_seqs = key.num_tokens, key.num_seqs
+        block_table = self._block_table[:num_seqs]
+        tables = [block_table[:, columns] for columns in self._table.columns]
+        if max_context:
+            sizes = self._table.block_sizes
+            tables = [table[:, : -(-max_context // size)] for table, size in zip(tables, sizes, strict=True)]
+        return DeviceStep(
+            seqs=self._seqs[:, :num_seqs],
+            q_starts=self._q_starts[: num_seqs + 1],
+            ids=self._ids[:num_tokens],
+            positions=self._positions[:num_tokens],
+            slots=self._slots[:, :num_tokens],
+            block_table=block_table,
+            picks=self._picks[:, :num_seqs],
+            block_tables=tables,
+        )

@@ -74,6 +74,8 @@ def divide(
 def allocate(plan: KVPlan, layout: KVLayout, device: Device) -> list[KVView]:
     """One view per layer, logically [blocks, heads, block_size, head_dim], laid out as the layout's order says.
 
+    Raises ConfigError naming the options to lower if the device has not that much memory.
+
     Zeroed: attention may read slots that were never written and masks them, and 0 * NaN would be NaN.
     """
     if layout.alloc is not None:
@@ -89,14 +91,49 @@ def allocate(plan: KVPlan, layout: KVLayout, device: Device) -> list[KVView]:
     def tensor() -> torch.Tensor:
         return lazy_zeros(shape, dtype, device.torch_device).permute(to_logical)
 
-    return [KVView(k=tensor(), v=tensor()) for _ in range(plan.num_layers)]
+    try:
+        return [KVView(k=tensor(), v=tensor()) for _ in range(plan.num_layers)]
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        wanted = 2 * plan.num_layers * math.prod(shape) * dtype.itemsize
+        raise ConfigError(
+            f"the device refuses {wanted / 2**30:.1f} GiB of KV memory ({plan.num_blocks} blocks): lower "
+            "--gpu-memory-utilization, --kv-cache-memory-bytes or --num-kv-blocks, or end what else uses the device "
+            f"({str(error).splitlines()[0] if str(error) else 'out of memory'})"
+        ) from error
 
 
-def measured_budget(device: Device, utilization: float, profile: Callable[[], None]) -> int:
-    """Bytes free for KV: `utilization` of the device, less what is in use and what the largest step adds.
+@dataclass(frozen=True, kw_only=True)
+class Footprint:
+    """Bytes of device memory that KV cannot have. total: of the device.
 
-    profile: runs the largest step once, weights loaded, so that its activations show in the device's peak.
+    in_use: taken before any step: weights, libraries, other processes. step: what the largest eager step and the
+    runner's own tables add. recorded: what all recorded steps keep.
     """
+
+    total: int
+    in_use: int
+    step: int
+    recorded: int
+
+    def budget(self, utilization: float) -> int:
+        """Bytes left for KV when `utilization` of the device may be used."""
+        return int(self.total * utilization) - self.in_use - self.step - self.recorded
+
+    def describe(self, kv_bytes: int, free: int) -> str:
+        """One line on where the memory is. free: bytes that nobody holds now."""
+        parts = (
+            (self.in_use, "weights and libraries"),
+            (kv_bytes, "KV"),
+            (self.recorded, "recorded steps"),
+            (self.step, "kept for the largest step"),
+            (free, "free"),
+        )
+        sizes = ", ".join(f"{what} {size / 2**30:.2f}" for size, what in parts)
+        return f"memory in GiB of {self.total / 2**30:.2f}: {sizes}"
+
+
+def measure_step(device: Device, profile: Callable[[], None]) -> Footprint:
+    """What the largest step takes. profile: runs it once, weights loaded, so that it shows in the device's peak."""
     device.empty_cache()
     device.reset_peak()
     before = device.memory()
@@ -104,5 +141,23 @@ def measured_budget(device: Device, utilization: float, profile: Callable[[], No
     device.synchronize()
     after = device.memory()
     activations = max(0, after.peak_torch - before.peak_torch)
-    in_use = before.total - before.free
-    return int(before.total * utilization) - in_use - activations
+    libraries = max(0, after.non_torch - before.non_torch)
+    return Footprint(total=before.total, in_use=before.total - before.free, step=activations + libraries, recorded=0)
+
+
+def measure_recorded(device: Device, records: Sequence[Callable[[], None]], *, num_shapes: int) -> int:
+    """Bytes that `num_shapes` recorded steps keep, when `records` record the largest ones.
+
+    All share the memory of the largest for their results; beside that each keeps some of the driver's, as these do.
+    """
+    device.synchronize()
+    device.empty_cache()
+    before = device.memory()
+    for record in records:
+        record()
+    device.synchronize()
+    device.empty_cache()
+    after = device.memory()
+    taken = max(0, before.free - after.free)
+    each = max(0, after.non_torch - before.non_torch) // max(1, len(records))
+    return taken + each * max(0, num_shapes - len(records))

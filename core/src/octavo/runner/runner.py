@@ -1,10 +1,11 @@
 """The model runner: one for all platforms. A `Batch` in, a `StepResult` out.
 
-    launch: table <- what changed | inputs -> ids, slots -> attention plans -> model -> logits -> sampler -> table
-    collect: wait for the oldest launched step and bring its tokens to the host
+    launch: table <- what changed | begin_step -> attention plans -> model -> logits -> tokens -> commit_tokens
+    collect: wait for the oldest launched step; its tokens are in pinned memory by then
 
-Where the platform captures, everything from the ids to the plain choice of tokens is one recorded step per shape; rows
-that ask for more than a plain choice (filters, penalties, masks, logprobs) are sampled from its logits.
+Where the platform captures, everything from `begin_step` to the plain choice of tokens and its commit is one recorded
+step per shape; rows that ask for more than a plain choice (filters, penalties, masks, logprobs) are sampled from its
+logits, and what they get is committed over it.
 """
 
 from __future__ import annotations
@@ -15,23 +16,23 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo.layers.context import BuildContext, StepState
 from octavo.models.registry import Model
 from octavo.plugin.contracts import AttnBatch, BatchKey, Event, GraphRunner, KVView
 from octavo.plugin.step import Batch, KVGroup, StepResult, TokenLogprobs
-from octavo.plugin.torch import HOST
 from octavo.runner.buckets import Shapes
-from octavo.runner.inputs import InputBuffers, RequestTable, StepInputs
+from octavo.runner.inputs import DeviceStep, HostStep, InputBuffers, RequestTable, Staging
 from octavo.runner.scoring import PromptScorer
 from octavo.sampling.sampler import OPS, Sampled, Sampler
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outputs:
-    """What a step leaves on the device: hidden [T, hidden], logits float32 [N, V], tokens int64 [N] (plain choice)."""
+    """What a step leaves on the device: hidden [T, hidden], logits [S, V] float32 or in the model's dtype,
+    tokens int64 [S]: the plain choice, committed."""
 
     hidden: Tensor
     logits: Tensor
@@ -40,9 +41,14 @@ class Outputs:
 
 @dataclass(frozen=True, kw_only=True)
 class Pending:
-    """A launched step: what `collect` has to wait for and turn into numpy. Once done, its tokens are on the host."""
+    """A launched step: what `collect` has to wait for and turn into numpy.
+
+    places: where in staging.tokens the tokens of the sequences that sampled lie.
+    """
 
     batch: Batch
+    staging: Staging
+    places: NDArray[np.intp]
     sampled: Sampled
     prompt_logprobs: list[tuple[int, int, Tensor, Tensor, Tensor]]
     done: Event
@@ -50,10 +56,11 @@ class Pending:
 
 @dataclass(frozen=True, kw_only=True)
 class Captured:
-    """One recorded shape: its handle, the attention batches and plans that replays reuse."""
+    """One recorded shape: its handle, and the inputs and attention batches that every replay reads."""
 
     handle: Any
-    attention: list[tuple[Tensor, Tensor]]
+    step: DeviceStep
+    attention: Sequence[AttnBatch]
 
 
 @dataclass
@@ -74,56 +81,62 @@ class ModelRunner:
     def __post_init__(self) -> None:
         device, limits = self.ctx.device, self.shapes.limits
         self.table = RequestTable(limits, self.kv_groups, device)
-        static = self.shapes.buckets is not None or bool(self.shapes.captured)
-        self.buffers = InputBuffers(
-            self.shapes.max_tokens,
-            self.shapes.max_seqs,
-            device,
-            scratch_row=self.table.scratch,
-            pad_samples=static,
-        )
+        self.buffers = InputBuffers(self.shapes.max_tokens, self.shapes.max_seqs, self.table, device)
         ops: dict[str, Callable[..., Any]] = {name: self.ctx.op(name) for name in OPS}
         self.sampler = Sampler(ops, self.table.tokens, self.model.vocab_size, device.torch_device)
         self.scorer = PromptScorer(self.model, ops["topk_logprobs"], self.table.tokens)
-        self.gather_tokens = self.ctx.op("gather_tokens")
-        self.slot_mapping = self.ctx.op("slot_mapping")
+        self.begin_step = self.ctx.op("begin_step")
+        self.commit_tokens = self.ctx.op("commit_tokens")
         self.captured: dict[BatchKey, Captured] = {}
-        self.max_context_blocks = [table.shape[1] for table in self.table.blocks]
+        self.idle: list[Staging] = []
 
     # -- the step --
 
     def launch(self, batch: Batch) -> None:
         """Start a step; returns as soon as its work is queued on the device."""
         assert batch.drafts is None, "no drafter is configured, yet the batch holds drafts"
+        staging = self._take_staging()
         with self.ctx.device.inference():
             for row in batch.released:
                 self.sampler.release(row)
                 self.scorer.release(row)
-            self.table.admit(batch.admits)
+            self.table.admit(batch.admits, staging)
+            self.sampler.upload = staging.send
             self.sampler.admit(batch.admits)
             for admit in batch.admits:
                 self.scorer.admit(admit)
-            self.table.update(batch.blocks)
-            max_context = int((batch.starts + batch.counts).max())
-            key, captured = self.shapes.choose(batch.num_tokens, batch.num_seqs, max_context, int(batch.counts.max()))
-            inputs = self.buffers.fill(batch, key)
-            outputs = self._replay(inputs) if captured else self._compute(inputs)
-            sampled = self._sample(batch, inputs, outputs)
+            self.table.update(batch.blocks, staging)
+            key, recordable = self._choose(batch)
+            host = self.buffers.send(batch, key, staging)
+            captured = self.captured.get(key)
+            if captured is not None:
+                step, outputs = captured.step, self._replay(captured, host)
+            else:
+                step = self.buffers.views(key, key.max_context or host.max_kv_len)
+                outputs = self._compute(step, host)
+            places, sampled = self._sample(batch, step, outputs)
             scored = self.scorer.score(batch, outputs.hidden)
             # Queued here, ahead of the next step: a copy that `collect` asks for would wait until that step is done.
-            sampled = replace(sampled, tokens=sampled.tokens.to(HOST, non_blocking=True))
+            staging.tokens[: len(sampled.tokens)].copy_(sampled.tokens, non_blocking=True)
             done = self.ctx.device.event()
             done.record()
-        self.pending.append(Pending(batch=batch, sampled=sampled, prompt_logprobs=scored, done=done))
+        self.pending.append(
+            Pending(batch=batch, staging=staging, places=places, sampled=sampled, prompt_logprobs=scored, done=done)
+        )
+        if recordable and captured is None:
+            self.record(key)
 
-    def _compute(self, inputs: StepInputs) -> Outputs:
+    def _take_staging(self) -> Staging:
+        return self.idle.pop() if self.idle else Staging(self.ctx.device, self.shapes.max_seqs)
+
+    def _choose(self, batch: Batch) -> tuple[BatchKey, bool]:
+        max_context = int((batch.starts + batch.counts).max())
+        return self.shapes.choose(batch.num_tokens, batch.num_seqs, max_context, int(batch.counts.max()))
+
+    def _compute(self, step: DeviceStep, host: HostStep) -> Outputs:
         """The step, eagerly: block tables are cut to the longest context."""
-        batches = []
-        for group, table in zip(self.kv_groups, self.table.blocks, strict=True):
-            width = -(-(inputs.key.max_context or inputs.max_kv_len) // group.block_size)
-            slots = self.slot_mapping(table, inputs.token_rows, inputs.positions, group.block_size)
-            batches.append(inputs.attention(slots, table[inputs.rows, :width]))
-        return self._forward(inputs, batches, self._plan(batches, graph=False))
+        self._begin(step)  # first, as a plan may read what it writes
+        return self._forward(step, host.key, self._plan(step.attention(host), graph=False))
 
     def _plan(self, batches: Sequence[AttnBatch], *, graph: bool) -> list[Any]:
         attention = self.ctx.attention
@@ -132,94 +145,106 @@ class ModelRunner:
             for backend, group in zip(attention.backends, attention.kv_of_spec, strict=True)
         ]
 
-    def _forward(self, inputs: StepInputs, batches: Sequence[AttnBatch], plans: Sequence[Any]) -> Outputs:
-        ids = self.gather_tokens(self.table.tokens, inputs.token_rows, inputs.positions)
-        slots = [batch.slots for batch in batches]
-        state = StepState(positions=inputs.positions, slots=slots, plans=plans, kv=self.kv)
-        hidden = self.model.forward(ids, state)
-        return Outputs(hidden=hidden, logits=self.model.logits(hidden[inputs.sample_at]))
-
-    def _sample(self, batch: Batch, inputs: StepInputs, outputs: Outputs) -> Sampled:
-        """Choose tokens and write them into the table, where the next step reads them."""
-        n = inputs.num_samples
-        if outputs.tokens is not None and batch.bitmask is None and self.sampler.is_plain(inputs.sampled_rows_host):
-            return Sampled(tokens=outputs.tokens[:n].clone())
-        bitmask = batch.bitmask[batch.samples] if batch.bitmask is not None else None
-        sampled = self.sampler.sample(
-            outputs.logits[:n], inputs.sampled_rows_host, inputs.sampled_positions_host, bitmask
+    def _begin(self, step: DeviceStep) -> None:
+        table = self.table
+        self.begin_step(
+            table.tokens,
+            table.blocks,
+            table.groups,
+            table.ended,
+            step.seqs,
+            step.q_starts,
+            step.ids,
+            step.positions,
+            step.slots,
+            step.block_table,
+            step.picks,
         )
-        self._write(sampled.tokens, inputs.sample_rows[:n], inputs.sample_positions[:n])
-        return sampled
 
-    def _write(self, tokens: Tensor, rows: Tensor, positions: Tensor) -> None:
-        self.table.tokens.index_put_((rows, positions), tokens.clamp_min(0).to(torch.int32))
+    def _forward(self, step: DeviceStep, key: BatchKey, plans: Sequence[Any]) -> Outputs:
+        state = StepState(positions=step.positions, slots=step.slots.unbind(), plans=plans, kv=self.kv)
+        hidden = self.model.forward(step.ids, state)
+        # In a decode step token i is the last one of sequence i already.
+        last = hidden if key.max_q_len == 1 else hidden[step.picks[0]]
+        return Outputs(hidden=hidden, logits=self.model.logits(last))
+
+    def _sample(self, batch: Batch, step: DeviceStep, outputs: Outputs) -> tuple[NDArray[np.intp], Sampled]:
+        """Choose tokens and commit them to the table, where the next step reads them. Returns places and tokens:
+        the token of the i-th sequence that samples is tokens[places[i]]."""
+        n = batch.num_seqs
+        sampling = np.flatnonzero(batch.samples)
+        rows = batch.rows[sampling]
+        if outputs.tokens is not None and batch.bitmask is None and self.sampler.is_plain(rows):
+            return sampling, Sampled(tokens=outputs.tokens[:n])
+        if len(sampling) == n:
+            logits, picks = outputs.logits[:n], step.picks[:, :n]
+        else:
+            index = self.sampler.upload(sampling)
+            logits, picks = outputs.logits[index], step.picks[:, index]
+        bitmask = batch.bitmask[sampling] if batch.bitmask is not None else None
+        positions = (batch.starts + batch.counts)[sampling].astype(np.int64)
+        sampled = self.sampler.sample(logits.float(), rows, positions, bitmask)
+        self._commit(sampled.tokens, picks)
+        return np.arange(len(sampling)), sampled
+
+    def _commit(self, tokens: Tensor, picks: Tensor) -> None:
+        table = self.table
+        self.commit_tokens(table.tokens, table.ended, table.limits, table.stops, tokens, picks)
 
     # -- capture --
 
-    def _replay(self, inputs: StepInputs) -> Outputs:
-        """The step through the graph runner: recorded at the first use of its shape, or by `warm_up`."""
-        key = inputs.key
-        entry = self.captured.get(key)
-        if entry is None:
-            entry = self.captured[key] = self._record(inputs)
-        else:
-            self._plan(self._static_batches(inputs, entry.attention), graph=True)
-        outputs = self.graph.run(entry.handle)
+    def _replay(self, captured: Captured, host: HostStep) -> Outputs:
+        batches = [replace(b, q_starts_host=host.q_starts, kv_lens_host=host.kv_lens) for b in captured.attention]
+        self._plan(batches, graph=True)
+        outputs = self.graph.run(captured.handle)
         assert isinstance(outputs, Outputs)
         return outputs
 
-    def _static_batches(self, inputs: StepInputs, tensors: Sequence[tuple[Tensor, Tensor]]) -> list[AttnBatch]:
-        """What plans of a recorded step see: bounds instead of this step's sizes, as replays must not differ."""
-        key = inputs.key
-        return [
-            replace(
-                inputs.attention(slots, table),
-                num_decodes=key.num_seqs if key.max_q_len == 1 else 0,
-                max_q_len=key.max_q_len or key.num_tokens,
-                max_kv_len=key.max_context or self.shapes.limits.max_model_len,
-            )
-            for slots, table in tensors
-        ]
+    def record(self, key: BatchKey) -> None:
+        """Record a shape, on as many one-token sequences of the padding row as it holds.
 
-    def _record(self, inputs: StepInputs) -> Captured:
-        device = self.ctx.torch_device
-        key = inputs.key
-        tensors = []
-        for width in self._widths(key):
-            slots = torch.zeros(key.num_tokens, dtype=torch.int64, device=device)
-            tensors.append((slots, torch.zeros((key.num_seqs, width), dtype=torch.int32, device=device)))
-        batches = self._static_batches(inputs, tensors)
-        plans = self._plan(batches, graph=True)
-
-        def step() -> Outputs:
-            for (slots, table), source, group in zip(tensors, self.table.blocks, self.kv_groups, strict=True):
-                slots.copy_(self.slot_mapping(source, inputs.token_rows, inputs.positions, group.block_size))
-                table.copy_(source[inputs.rows, : table.shape[1]])
-            outputs = self._forward(inputs, batches, plans)
-            tokens = self.sampler.choose_plainly(outputs.logits, inputs.sample_rows, inputs.sample_positions)
-            self._write(tokens, inputs.sample_rows, inputs.sample_positions)
-            return replace(outputs, tokens=tokens)
-
-        return Captured(handle=self.graph.prepare(key, step), attention=tensors)
-
-    def _widths(self, key: BatchKey) -> list[int]:
-        """Block-table columns of each group in a static step."""
-        if not key.max_context:
-            return self.max_context_blocks
-        return [-(-key.max_context // group.block_size) for group in self.kv_groups]
-
-    def warm_up(self, key: BatchKey) -> None:
-        """Record a shape before the first request needs it: as many one-token sequences as it holds."""
+        At start, or behind the first step of its shape: recording runs the step too, and a request's step must not
+        run twice, since the first run may end its row.
+        """
         num_seqs = min(key.num_seqs, key.num_tokens, self.shapes.limits.max_num_seqs)
         batch = Batch(
             step=-1,
-            rows=np.full(num_seqs, self.table.scratch, np.int32),
+            rows=np.full(num_seqs, self.table.padding_row, np.int32),
             starts=np.zeros(num_seqs, np.int32),
             counts=np.ones(num_seqs, np.int32),
             samples=np.ones(num_seqs, np.bool_),
         )
-        with self.ctx.device.inference():
-            self._replay(self.buffers.fill(batch, key))
+        device, staging = self.ctx.device, self._take_staging()
+        with device.inference():
+            host = self.buffers.send(batch, key, staging)
+            step = self.buffers.views(key, key.max_context)
+            # Bounds instead of a step's sizes, as replays must not differ.
+            bounds = replace(
+                host,
+                num_decodes=key.num_seqs if key.max_q_len == 1 else 0,
+                max_q_len=key.max_q_len or key.num_tokens,
+                max_kv_len=key.max_context or self.shapes.limits.max_model_len,
+            )
+            batches = step.attention(bounds)
+            plans = self._plan(batches, graph=True)
+
+            def whole_step() -> Outputs:
+                self._begin(step)
+                outputs = self._forward(step, key, plans)
+                tokens = self.sampler.choose_plainly(outputs.logits, step.picks[1], step.picks[2])
+                self._commit(tokens, step.picks)
+                return replace(outputs, tokens=tokens)
+
+            self.captured[key] = Captured(handle=self.graph.prepare(key, whole_step), step=step, attention=batches)
+        device.synchronize()
+        # What the run before the recording took is of no use to later steps, which run in the recording's memory.
+        device.empty_cache()
+        self._give_back(staging)
+
+    def _give_back(self, staging: Staging) -> None:
+        """Staging memory whose copies have all arrived."""
+        staging.reset()
+        self.idle.append(staging)
 
     # -- results --
 
@@ -233,7 +258,8 @@ class ModelRunner:
         step.done.synchronize()
         batch, sampled = step.batch, step.sampled
         rows = batch.rows[batch.samples]
-        tokens = sampled.tokens.numpy().astype(np.int32)
+        tokens = step.staging.tokens.numpy()[step.places].astype(np.int32)
+        self._give_back(step.staging)
         errors = {
             int(row): "no token can be chosen: the logits are not finite, or every token is forbidden"
             for row in rows[tokens < 0]

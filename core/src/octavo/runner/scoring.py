@@ -60,6 +60,6 @@ class PromptScorer:
             part = hidden[i : i + SLICE]
             known = self.tokens[row, start + i : start + i + len(part)].to(torch.int64)
             # To the host at once: results of a whole vocabulary would pile up on the device.
-            pieces.append([t.cpu() for t in self.topk_logprobs(self.model.logits(part), known, top)])
+            pieces.append([t.cpu() for t in self.topk_logprobs(self.model.logits(part).float(), known, top)])
         ids, values, ranks = (torch.cat(parts) for parts in zip(*pieces, strict=True))
         return ids, values, ranks

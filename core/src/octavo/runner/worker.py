@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from octavo.plugin.torch import TorchCommunicator
 from octavo.quant import online
 from octavo.runner.buckets import Shapes
 from octavo.runner.graphs import EagerRunner
-from octavo.runner.kvcache import NULL_BLOCKS, GroupNeed, allocate, divide, measured_budget
+from octavo.runner.kvcache import NULL_BLOCKS, GroupNeed, allocate, divide, measure_recorded, measure_step
 from octavo.runner.runner import ModelRunner
 from octavo.sampling.params import SamplingParams
 from octavo.weights import loader
@@ -129,7 +130,7 @@ def _with_memory(
     ]
     layouts = [kv_layout(ctx, platform, group) for group in range(len(needs))]
 
-    def runner(plans: Sequence[KVPlan], shapes: Shapes) -> ModelRunner:
+    def runner(plans: Sequence[KVPlan], shapes: Shapes, graph: GraphRunner) -> ModelRunner:
         views: dict[int, KVView] = {}
         for group, (plan, layout) in enumerate(zip(plans, layouts, strict=True)):
             views |= zip(attention.layers_of_kv(group), allocate(plan, layout, device), strict=True)
@@ -137,20 +138,29 @@ def _with_memory(
         kv = [views[layer] for layer in range(len(views))]
         return ModelRunner(model=model, ctx=ctx, kv=kv, kv_groups=groups, shapes=shapes, graph=graph)
 
+    footprint = None
     budget = config.cache.memory_bytes
     if budget is None and config.cache.num_blocks is None:
-        small = [KVPlan(spec=n.spec, num_layers=n.num_layers, num_blocks=NULL_BLOCKS) for n in needs]
+        null = [KVPlan(spec=n.spec, num_layers=n.num_layers, num_blocks=NULL_BLOCKS) for n in needs]
         eager = Shapes(limits=limits, schedule=platform.caps.schedule, buckets=shapes.buckets)
-        budget = measured_budget(
-            device, config.cache.memory_utilization, lambda: run_largest(runner(small, eager), limits)
-        )
-        budget = least(budget, ctx.comm, device.torch_device)
+        footprint = measure_step(device, lambda: run_largest(runner(null, eager, EagerRunner()), limits))
+        if shapes.captured:
+            # The recordings hold the addresses of these few blocks, so they are made again for the real ones.
+            trial = runner(null, shapes, make_graph_runner(config, platform, ctx))
+            records = [partial(trial.record, key) for key in shapes.largest]
+            recorded = measure_recorded(device, records, num_shapes=len(shapes.captured))
+            footprint = replace(footprint, recorded=recorded)
+            trial.close()
+            del trial, records
+            device.empty_cache()
+        budget = least(footprint.budget(config.cache.memory_utilization), ctx.comm, device.torch_device)
     plans = divide(needs, limits, budget=budget, num_blocks=config.cache.num_blocks)
-    executor = runner(plans, shapes)
-    # The largest first: memory that its recording leaves then holds every smaller one.
-    for key in reversed(shapes.captured):
-        executor.warm_up(key)
+    executor = runner(plans, shapes, graph)
+    for key in shapes.at_start:
+        executor.record(key)
     kv_bytes = sum(need.block_bytes * plan.num_blocks for need, plan in zip(needs, plans, strict=True))
+    if footprint is not None:
+        log.info("%s", footprint.describe(kv_bytes, device.memory().free))
     worker = Worker(
         executor=executor,
         rank=config.parallel.rank,

@@ -62,15 +62,18 @@ class Sampler:
     """Samples for the rows of a request table.
 
     ops: bound catalogue ops by name (`OPS`). tokens: the device's request table int32 [R, L], for bad words.
+    upload: array -> tensor on the device; the runner sets one that does not wait.
     """
 
     ops: dict[str, Callable[..., Any]]
     tokens: Tensor
     vocab_size: int
     device: torch.device
+    upload: Callable[[NDArray[Any]], Tensor] = field(init=False)
     penalty_state: PenaltyState = field(init=False)
 
     def __post_init__(self) -> None:
+        self.upload = lambda array: torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
         num_rows = self.tokens.shape[0]
         self.floats = np.zeros((num_rows, len(FLOATS)), np.float32)
         self.ints = np.zeros((num_rows, 2), np.int64)  # top_k, seed
@@ -89,9 +92,9 @@ class Sampler:
             self._admit(admit)
         if admits:
             rows = np.array([admit.row for admit in admits])
-            index = self._upload(rows)
-            self.temperature[index] = self._upload(self.floats[rows, 0])
-            self.seeds[index] = self._upload(self.ints[rows, 1])
+            index = self.upload(rows)
+            self.temperature[index] = self.upload(self.floats[rows, 0])
+            self.seeds[index] = self.upload(self.ints[rows, 1])
 
     def _admit(self, admit: Admit) -> None:
         row, params = admit.row, admit.params
@@ -126,16 +129,16 @@ class Sampler:
         raw = None
         if wants.any():
             places = np.flatnonzero(wants)
-            raw = logits[self._upload(places)]
+            raw = logits[self.upload(places)]
         self._adjust(logits, rows, positions, bitmask)
         tokens = self._choose(logits, rows, positions)
         if self.penalised[rows].any():
             places_penalised = np.flatnonzero(self.penalised[rows])
-            self.penalty_state.count(rows[places_penalised], tokens[self._upload(places_penalised)])
+            self.penalty_state.count(rows[places_penalised], tokens[self.upload(places_penalised)])
         if raw is None:
             return Sampled(tokens=tokens)
         width = int(self.logprobs[rows[places]].max())
-        found = self.ops["topk_logprobs"](raw, tokens[self._upload(places)], width)
+        found = self.ops["topk_logprobs"](raw, tokens[self.upload(places)], width)
         return Sampled(tokens=tokens, logprobs=(places, *found))
 
     def is_plain(self, rows: NDArray[np.int32]) -> bool:
@@ -145,8 +148,11 @@ class Sampler:
         return not (extras | (top_k > 0) | (top_p < 1.0) | (min_p > 0.0)).any()
 
     def choose_plainly(self, logits: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
-        """Tokens int64 [N] for `is_plain` rows, from device state alone: the part that a recorded step holds."""
-        tokens: Tensor = self.ops["sample"](logits, self.temperature[rows], self.seeds[rows], positions)
+        """Tokens int64 [N] for `is_plain` rows int64 [N], from device state alone: the part that a recorded step holds.
+
+        logits [N, V] in any dtype; positions int64 [N]: of the new tokens.
+        """
+        tokens: Tensor = self.ops["sample"](logits, self.temperature, self.seeds, positions, rows)
         return tokens
 
     def _choose(self, logits: Tensor, rows: NDArray[np.int32], positions: NDArray[np.int64]) -> Tensor:
@@ -161,12 +167,12 @@ class Sampler:
         cut_by_top = random & ((top_p < 1.0) | (top_k > 0))
         if cut_by_min.any() or cut_by_top.any():
             # Filters look at the distribution after temperature: scale now and draw at temperature 1.
-            logits.div_(self._upload(np.where(random, temperature, np.float32(1.0)))[:, None])
+            logits.div_(self.upload(np.where(random, temperature, np.float32(1.0)))[:, None])
             temperature = random.astype(np.float32)
             self._filter("min_p", logits, np.flatnonzero(cut_by_min), min_p)
             self._filter("topk_topp", logits, np.flatnonzero(cut_by_top), top_k, top_p)
         tokens = self.ops["sample"](
-            logits, self._upload(temperature), self._upload(ints[:, 1]), self._upload(positions.astype(np.int64))
+            logits, self.upload(temperature), self.upload(ints[:, 1]), self.upload(positions.astype(np.int64))
         )
         return tokens
 
@@ -174,11 +180,11 @@ class Sampler:
         """Run a filter on the rows that ask for it only: sorting a vocabulary is dear."""
         if len(places) == 0:
             return
-        arguments = [self._upload(p[places]) for p in params]
+        arguments = [self.upload(p[places]) for p in params]
         if len(places) == len(logits):
             self.ops[op](logits, *arguments)
         else:
-            index = self._upload(places)
+            index = self.upload(places)
             logits[index] = self.ops[op](logits[index], *arguments)
 
     def _adjust(
@@ -195,15 +201,15 @@ class Sampler:
             for i, mask in allowed:
                 bitmask[i] &= mask
         if bitmask is not None:
-            self.ops["apply_bitmask"](logits, self._upload(bitmask))
+            self.ops["apply_bitmask"](logits, self.upload(bitmask))
         if rare:
             self._forbid_phrases(logits, positions, rare)
             self._bias(logits, positions, rare)
         places = np.flatnonzero(self.penalised[rows])
         if len(places):
-            index = self._upload(places)
+            index = self.upload(places)
             counts, in_prompt = self.penalty_state.of(rows[places])
-            presence, frequency, repetition = (self._upload(self.floats[rows[places], c]) for c in (3, 4, 5))
+            presence, frequency, repetition = (self.upload(self.floats[rows[places], c]) for c in (3, 4, 5))
             logits[index] = self.ops["penalties"](logits[index], counts, in_prompt, presence, frequency, repetition)
 
     def _bias(self, logits: Tensor, positions: NDArray[np.int64], rare: list[tuple[int, int, Rare]]) -> None:
@@ -218,7 +224,7 @@ class Sampler:
                 values.append(np.full(len(entry.early_stops), NEG_INF, np.float32))
         if sum(map(len, tokens)):
             arguments = (np.concatenate(places), np.concatenate(tokens), np.concatenate(values))
-            self.ops["logit_bias"](logits, *(self._upload(a) for a in arguments))
+            self.ops["logit_bias"](logits, *(self.upload(a) for a in arguments))
 
     def _forbid_phrases(self, logits: Tensor, positions: NDArray[np.int64], rare: list[tuple[int, int, Rare]]) -> None:
         phrases = [(i, row, entry, phrase) for i, row, entry in rare for phrase in entry.phrases]
@@ -232,19 +238,16 @@ class Sampler:
         rows = np.array([row for _, row, _, _ in phrases])
         where = positions[[i for i, *_ in phrases], None] + np.arange(-width, 0)
         generated = where >= np.array([entry.num_prompt_tokens for _, _, entry, _ in phrases])[:, None]
-        table = self.tokens[self._upload(rows)[:, None], self._upload(where.clip(0))].to(torch.int64)
-        history = torch.where(self._upload(generated), table, HISTORY_PAD)
+        table = self.tokens[self.upload(rows)[:, None], self.upload(where.clip(0))].to(torch.int64)
+        history = torch.where(self.upload(generated), table, HISTORY_PAD)
         self.ops["bad_words"](
             logits,
-            self._upload(np.array([i for i, *_ in phrases])),
+            self.upload(np.array([i for i, *_ in phrases])),
             history,
-            self._upload(prefixes),
-            self._upload(np.array([len(p) - 1 for *_, p in phrases])),
-            self._upload(np.array([p[-1] for *_, p in phrases])),
+            self.upload(prefixes),
+            self.upload(np.array([len(p) - 1 for *_, p in phrases])),
+            self.upload(np.array([p[-1] for *_, p in phrases])),
         )
-
-    def _upload(self, array: NDArray[Any]) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device, non_blocking=True)
 
 
 def _words(vocab_size: int) -> int:

@@ -3,6 +3,7 @@
 The token at position p is a function of the prompt and p alone, so recomputing, chunking, batching and run-ahead must
 not change an answer. Memory is shadowed: each slot of a block holds the fingerprint of all tokens up to its position,
 so reading a slot proves that it was computed, is the right position, and belongs to the same prefix and adapter.
+A step that ran ahead of a row's end computes nothing for it, as a device does that checks for stops itself.
 A breach is an AssertionError that says which row and position. No torch.
 """
 
@@ -26,7 +27,7 @@ PRIME = (1 << 61) - 1
 @dataclass(slots=True)
 class _Row:
     """What a worker keeps of a row. prints: fingerprint of each position's prefix; tables: one per group;
-    done: positions computed."""
+    done: positions computed; ended: the answer is over, which a device knows before the scheduler does."""
 
     admit: Admit
     script: Sequence[int]
@@ -34,6 +35,7 @@ class _Row:
     prints: list[int]
     tables: list[NDArray[np.int64]] = field(default_factory=list)
     done: int = 0
+    ended: bool = False
 
 
 class ScriptedExecutor:
@@ -98,7 +100,7 @@ class ScriptedExecutor:
             self._admit(admit)
         self._write_tables(batch)
         entries = list(zip(batch.rows.tolist(), batch.starts.tolist(), batch.counts.tolist(), strict=True))
-        self._compute(entries)
+        self._compute([entry for entry in entries if not self._rows[entry[0]].ended])
         self._results.append(self._sample(batch, entries))
 
     def collect(self) -> StepResult:
@@ -192,6 +194,7 @@ class ScriptedExecutor:
             tokens = [self._forced(row, position) for position in range(end, end + width)]
             row.tokens[end : end + width] = tokens
             _fingerprint(row)
+            row.ended |= number in failing or any(self._ends(row, end + i, token) for i, token in enumerate(tokens))
             sampled.append((number, tokens))
             if params.logprobs is not None:
                 logprobs.append(self._logprobs(row, range(end, end + width), params.logprobs))
@@ -205,6 +208,12 @@ class ScriptedExecutor:
             prompt_logprobs=prompt_logprobs,
             errors={row: f"scripted failure of row {row}" for row in failing},
         )
+
+    def _ends(self, row: _Row, position: int, token: int) -> bool:
+        """Whether a sampled token is the last of its row's answer."""
+        admit = row.admit
+        full = admit.limit is not None and position + 1 >= admit.limit
+        return full or (token in admit.stop_ids and position >= admit.num_prompt_tokens + admit.params.min_tokens)
 
     def _forced(self, row: _Row, position: int) -> int:
         index = position - row.admit.num_prompt_tokens

@@ -1,4 +1,4 @@
-"""From logits float32 [N, V] to token ids: one pass over the vocabulary, cut so that few rows fill the chip too.
+"""From logits [N, V] of any float dtype to token ids: one pass over the vocabulary, cut so that few rows fill the chip.
 
 A program scans one chunk of one row for its best candidate; where a row has several chunks, a second tiny kernel
 compares their winners. A candidate is one int64, so that comparing is a maximum and ties go to the lower id:
@@ -74,6 +74,7 @@ def _scan_kernel(
     temperature_ptr,
     seeds_ptr,
     positions_ptr,
+    rows_ptr,
     candidates_ptr,
     peaks_ptr,
     out_ptr,
@@ -90,13 +91,18 @@ def _scan_kernel(
     best_token = tl.zeros([BLOCK], tl.int32) + vocab
     peak = tl.full([BLOCK], float("-inf"), tl.float32)
     if RANDOM:
-        temperature = tl.load(temperature_ptr + row)
+        source = row
+        if rows_ptr is not None:
+            source = tl.load(rows_ptr + row)
+        temperature = tl.load(temperature_ptr + source)
         random = temperature >= 1e-5
         inverse = 1.0 / tl.where(random, temperature, 1.0)
-        key = _row_key(tl.load(seeds_ptr + row), tl.load(positions_ptr + row))
+        key = _row_key(tl.load(seeds_ptr + source), tl.load(positions_ptr + row))
     for start in range(part * chunk, tl.minimum(part * chunk + chunk, vocab), BLOCK):
         token = start + lane
-        logit = tl.load(logits_ptr + row.to(tl.int64) * stride_n + token, mask=token < vocab, other=float("-inf"))
+        logit = tl.load(logits_ptr + row.to(tl.int64) * stride_n + token, mask=token < vocab, other=float("-inf")).to(
+            tl.float32
+        )
         value = logit
         if RANDOM:
             value = _disturb(logit, random, inverse, key, token)
@@ -122,7 +128,13 @@ def _choose_kernel(candidates_ptr, peaks_ptr, out_ptr, num_parts, BLOCK: tl.cons
     _store_choice(candidates, peaks, out_ptr + row)
 
 
-def _scan(logits: Tensor, temperature: Tensor | None, seeds: Tensor | None, positions: Tensor | None) -> Tensor:
+def _scan(
+    logits: Tensor,
+    temperature: Tensor | None = None,
+    seeds: Tensor | None = None,
+    positions: Tensor | None = None,
+    rows: Tensor | None = None,
+) -> Tensor:
     num_rows, vocab = logits.shape
     out = torch.empty((num_rows,), dtype=torch.int64, device=logits.device)
     if num_rows == 0:
@@ -139,6 +151,7 @@ def _scan(logits: Tensor, temperature: Tensor | None, seeds: Tensor | None, posi
         temperature,
         seeds,
         positions,
+        rows,
         candidates,
         peaks,
         out,
@@ -159,13 +172,14 @@ def _scan(logits: Tensor, temperature: Tensor | None, seeds: Tensor | None, posi
 def greedy(logits: Tensor) -> Tensor:
     """The op `greedy`: most likely token ids int64 [N], the lowest of equals; -1 where a row's logits hold NaN or
     allow no token."""
-    return _scan(logits, None, None, None)
+    return _scan(logits)
 
 
-def sample(logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+def sample(logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor, rows: Tensor | None = None) -> Tensor:
     """The op `sample`: token ids int64 [N] by Gumbel-max; temperature float32 [N], seeds and positions int64 [N].
+    With rows int64 [N], temperature and seeds are a table's.
 
     The hash equals the reference's bits; its logarithms and the division by the temperature may differ in the last
     place, which changes a token only where two candidates are that close.
     """
-    return _scan(logits, temperature, seeds, positions)
+    return _scan(logits, temperature, seeds, positions, rows)
