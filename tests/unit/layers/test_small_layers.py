@@ -90,6 +90,19 @@ def test_mlp_gates_with_the_activation_of_the_config(name, function, fused, make
     torch.testing.assert_close(mlp(x), (function(x @ gate.T) * (x @ up.T)) @ down.T, atol=1e-3, rtol=1e-4)
 
 
+def test_mlp_gates_also_where_gate_and_up_come_in_two_formats(make_context, tensors):
+    mlp = GatedMLP(ctx := make_context(), "mlp", HIDDEN, 32, activation="silu")
+    gate, up, down = (
+        tensors.packed(f"mlp.{name}_proj.weight", torch.randn(n, k), fmt)
+        for name, n, k, fmt in (("gate", 32, HIDDEN, "Q4_0"), ("up", 32, HIDDEN, "Q8_0"), ("down", HIDDEN, 32, "Q8_0"))
+    )
+    for tensor in (gate, up, down):
+        ctx.weights.slots[tensor.name].load(tensor)
+    x = torch.randn(3, HIDDEN)
+    gates, ups = (x @ tensors.unpacked(t).T for t in (gate, up))
+    torch.testing.assert_close(mlp(x), (F.silu(gates) * ups) @ tensors.unpacked(down).T, atol=1e-3, rtol=1e-4)
+
+
 def test_an_unknown_activation_is_refused_by_layer_and_name(make_context):
     with pytest.raises(UnsupportedModelError, match=r"model.layers.0.mlp: activation 'relu2'"):
         GatedMLP(make_context(), "model.layers.0.mlp", HIDDEN, 32, activation="relu2")

@@ -56,6 +56,7 @@ class Linear:
     """y = x W^T + b for a stack of shards: x [T, K] -> [T, kept rows of all shards], in the model's dtype.
 
     columns: the range of input features of this rank; None takes all. bias: every shard has a ".bias".
+    gate: the first half of the rows are gates of the second, see `LinearSpec.gate`; then y is [T, kept rows / 2].
     """
 
     def __init__(
@@ -66,14 +67,17 @@ class Linear:
         *,
         columns: Range | None = None,
         bias: bool = False,
+        gate: str | None = None,
     ) -> None:
         self._ctx = ctx
+        self._gate = gate
         self._shards = tuple(shards)
         self._columns = columns
         self._in_features = columns[1] if columns else in_features
         self._sizes = [sum(length for _, length in shard.keep) for shard in shards]
         self._raw: dict[int, tuple[Tensor, QuantScheme | None]] = {}
         self._parts: list[tuple[Apply, Any, Tensor | None]] = []
+        self._activate: Callable[[Tensor], Tensor] | None = None
         self._bias = torch.zeros(sum(self._sizes), dtype=ctx.dtype, device=ctx.torch_device) if bias else None
         for i, shard in enumerate(shards):
             shape = (shard.out_features, in_features)
@@ -88,7 +92,8 @@ class Linear:
         if len(parts) == 1:
             apply, packed, bias = parts[0]
             return apply(x, packed, bias)
-        return torch.cat([apply(x, packed, bias) for apply, packed, bias in parts], dim=-1)
+        y = torch.cat([apply(x, packed, bias) for apply, packed, bias in parts], dim=-1)
+        return y if self._activate is None else self._activate(y)
 
     def _take(self, index: int, tensor: CheckpointTensor) -> None:
         shard = self._shards[index]
@@ -108,19 +113,25 @@ class Linear:
             place += length
 
     def _pack(self) -> None:
-        """Neighbours of one format become one kernel call."""
+        """Neighbours of one format become one kernel call; if that is all, the kernel applies the gate as well."""
         raw = [self._raw[i] for i in range(len(self._shards))]
         self._raw.clear()
+        runs = [list(run) for _, run in groupby(range(len(raw)), key=lambda i: raw[i][1])]
+        gate = self._gate if len(runs) == 1 else None
+        if self._gate and not gate:
+            act_and_mul = self._ctx.op("act_and_mul", kind=self._gate, size=sum(self._sizes) // 2)
+            self._activate = lambda y: act_and_mul(y, self._gate)
         place = 0
-        for _, run in groupby(range(len(raw)), key=lambda i: raw[i][1]):
-            members = list(run)
+        for members in runs:
             scheme = raw[members[0]][1]
             weights = [raw[i][0] for i in members]
             rows = sum(self._sizes[i] for i in members)
             bias = None if self._bias is None else self._bias[place : place + rows]
             place += rows
             weight = weights[0] if len(weights) == 1 else torch.cat(weights)
-            self._parts.append((*pack(self._ctx, weight, scheme, (rows, self._in_features), bias is not None), bias))
+            self._parts.append(
+                (*pack(self._ctx, weight, scheme, (rows, self._in_features), bias is not None, gate), bias)
+            )
 
 
 class RowLinear(Linear):
@@ -169,7 +180,12 @@ def plain(raw: Tensor, scheme: QuantScheme | None, dtype: torch.dtype) -> Tensor
 
 
 def pack(
-    ctx: BuildContext, weight: Tensor, scheme: QuantScheme | None, shape: tuple[int, int], bias: bool
+    ctx: BuildContext,
+    weight: Tensor,
+    scheme: QuantScheme | None,
+    shape: tuple[int, int],
+    bias: bool,
+    gate: str | None = None,
 ) -> tuple[Apply, Any]:
     """Hand a weight of logical `shape` [N, K] to the best kernel: (its apply, what its prepare made)."""
     spec = LinearSpec(
@@ -180,6 +196,7 @@ def pack(
         scheme=scheme,
         bias=bias,
         max_tokens=ctx.limits.max_num_tokens,
+        gate=gate,
     )
     kernel = ctx.kernels.linear_kernel(spec, ctx.device)
     return kernel.apply, kernel.prepare({"weight": weight}, spec, ctx.device)

@@ -1,4 +1,4 @@
-"""The gated feed-forward block: down(act(gate(x)) * up(x)), gate and up in one matrix multiplication."""
+"""The gated feed-forward block: down(act(gate(x)) * up(x)), gate, up and activation in one matrix multiplication."""
 
 from __future__ import annotations
 
@@ -49,10 +49,8 @@ class GatedMLP:
                 Shard(name=f"{prefix}.{name}", out_features=size, keep=((start, length),))
                 for name in ("gate_proj", "up_proj")
             ]
-        self._gate_up = Linear(ctx, shards, hidden_size, bias=bias)
+        self._gate_up = Linear(ctx, shards, hidden_size, bias=bias, gate=KINDS[activation])
         self._down = RowLinear(ctx, f"{prefix}.down_proj", size, hidden_size, bias=bias)
-        self._kind = KINDS[activation]
-        self._act_and_mul = ctx.op("act_and_mul", kind=self._kind, size=length)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self._down(self._act_and_mul(self._gate_up(x), self._kind))
+        return self._down(self._gate_up(x))

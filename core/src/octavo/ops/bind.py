@@ -13,6 +13,7 @@ from typing import Any
 
 from octavo.errors import ConfigError
 from octavo.ops.catalogue import CATALOGUE
+from octavo.ops.gated import TwoSteps, asked_of
 from octavo.plugin.contracts import Device, always
 from octavo.plugin.data import Support
 from octavo.plugin.specs import AttentionSpec, BatchLimits, LinearSpec, MoESpec, OpContext
@@ -137,7 +138,8 @@ class KernelTable:
             if forced not in (None, cls.name):
                 refused.append((cls.name, f"--kernel {family}={forced}"))
                 continue
-            answer = cls.supports(spec, device)
+            asked = asked_of(cls, spec) if isinstance(spec, LinearSpec) else spec
+            answer = cls.supports(asked, device)
             if answer.ok:
                 made = make(cls)
                 self._note(family, describe(spec), cls.name, refused, why=getattr(made, "why", ""))
@@ -153,11 +155,19 @@ class KernelTable:
         return self._pick("attention", spec, device, ReferenceAttention, lambda cls: cls(spec, limits, device))
 
     def linear_kernel(self, spec: LinearSpec, device: Device) -> Any:
-        """The kernel instance for the spec; equal specs (names aside) share one."""
+        """The kernel instance for the spec; equal specs (names aside) share one. A class that does not take the spec's
+        gate is asked for the product alone, and the op `act_and_mul` follows."""
         from octavo.ops.linear import ReferenceLinear
 
+        def make(cls: type[Any]) -> Any:
+            if asked_of(cls, spec) == spec:
+                return cls()
+            params = {"kind": spec.gate, "size": spec.out_features // 2}
+            act_and_mul = self.bind("act_and_mul", dtype=spec.out_dtype, device=device, params=params)
+            return TwoSteps(cls(), act_and_mul, str(spec.gate))
+
         if spec not in self._linear:
-            self._linear[spec] = self._pick("linear", spec, device, ReferenceLinear, lambda cls: cls())
+            self._linear[spec] = self._pick("linear", spec, device, ReferenceLinear, make)
         return self._linear[spec]
 
     def moe_kernel(self, spec: MoESpec, device: Device) -> Any:
@@ -176,7 +186,7 @@ def describe(spec: Any) -> str:
     """A spec in a few words, for messages and `octavo explain`."""
     if isinstance(spec, LinearSpec):
         fmt = spec.scheme.packing if spec.scheme else spec.act_dtype
-        return f"{spec.out_features}x{spec.in_features} {fmt}"
+        return f"{spec.out_features}x{spec.in_features} {fmt}{f' {spec.gate}-gated' if spec.gate else ''}"
     if isinstance(spec, AttentionSpec):
         window = f" window {spec.window}" if spec.window else ""
         return f"{spec.num_heads}/{spec.num_kv_heads} heads of {spec.head_dim} {spec.dtype}, kv {spec.kv_dtype}{window}"

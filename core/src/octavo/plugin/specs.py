@@ -42,6 +42,10 @@ class LinearSpec:
     """One matrix multiplication y[T, N] = x[T, K] @ W[N, K]^T (+ bias), as a kernel needs to know it.
 
     scheme: None for a plain weight in `act_dtype`. Dtypes by torch name. max_tokens: the largest T.
+    gate: the first half of the N outputs are gates: `apply` returns act(gate) * the second half, [T, N / 2]. A kind of
+        the op `act_and_mul`, whose roundings hold: the product, the activation and their product, each to `out_dtype`.
+        Core asks it only of kernel classes that list the kind in a class attribute `gates`; of others it asks the
+        product alone.
     """
 
     in_features: int
@@ -52,6 +56,7 @@ class LinearSpec:
     bias: bool = False
     max_tokens: int = 0
     name: str = ""
+    gate: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

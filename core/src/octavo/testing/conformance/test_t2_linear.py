@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import gguf
 import numpy as np
 import pytest
 import torch
 
+from octavo.ops.activation import ACTIVATIONS
 from octavo.plugin import LinearSpec, QuantScheme
 from octavo.testing.conformance.subject import Kernel, Subject
 
@@ -18,7 +20,7 @@ ALLOWED = {"float32": 1e-4, "float16": 4e-3, "bfloat16": 2e-2}
 SHAPES = ((64, 96, False), (256, 128, True), (512, 256, False))
 """(in_features, out_features, bias)."""
 
-NUM_TOKENS = (0, 1, 3, 33)
+NUM_TOKENS = (0, 1, 3, 16, 33, 128)
 FORMATS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
 
 
@@ -67,6 +69,18 @@ def test_a_linear_kernel_multiplies(subject: Subject, linear: Kernel, dtype: str
         pytest.skip("refuses plain weights in this dtype")
 
 
+@pytest.mark.parametrize("kind", sorted(ACTIVATIONS))
+def test_a_linear_kernel_applies_the_gates_that_it_lists(
+    subject: Subject, linear: Kernel, dtype: str, kind: str
+) -> None:
+    if kind not in getattr(linear.fn, "gates", ()):
+        pytest.skip(f"does not apply {kind} gates; core applies them to its product")
+    cases = [(replace(spec, gate=kind), weights, exact) for spec, weights, exact in plain_cases(dtype)]
+    ran = [check(subject, linear, *case) for case in cases]
+    if not any(ran):
+        pytest.skip("refuses gated products of plain weights in this dtype")
+
+
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_a_linear_kernel_multiplies_packed_weights(subject: Subject, linear: Kernel, dtype: str, fmt: str) -> None:
     if not check(subject, linear, *quantized_case(dtype, fmt)):
@@ -94,8 +108,11 @@ def check(
         for num_tokens in NUM_TOKENS:
             x = torch.randn(num_tokens, spec.in_features, generator=generator).to(dtype)
             expected = torch.nn.functional.linear(x.float(), exact, bias.float() if bias is not None else None)
+            if spec.gate is not None:
+                gate, up = expected.chunk(2, dim=-1)
+                expected = ACTIVATIONS[spec.gate](gate) * up
             got = kernel.apply(x.to(target), packed, None if bias is None else bias.to(target))
-            assert got.shape == (num_tokens, spec.out_features)
+            assert got.shape == expected.shape
             assert got.dtype == getattr(torch, spec.out_dtype)
             if num_tokens:
                 error = (got.cpu().float() - expected).abs().max() / expected.abs().max()
