@@ -43,6 +43,21 @@ def test_skinny_is_the_product_plus_the_bias(cut: tuple[int, int, int, int, int]
     close(skinny.skinny(x, w, config=config), F.linear(x.float(), w.float()), dtype)
 
 
+@pytest.mark.parametrize("cut", CUTS)
+def test_a_weight_in_fp8_counts_with_its_rows_scales(cut: tuple[int, int, int, int, int]) -> None:
+    n, k, block_n, block_k, programs = cut
+    x, w, scale = (
+        gaussian(9, k, seed=1),
+        gaussian(n, k, seed=2, scale=0.1).to(torch.float8_e4m3fn),
+        gaussian(n, seed=3).abs(),
+    )
+    config = SkinnyConfig(block_n=block_n, block_k=block_k, programs=programs)
+    for gate in (None, "silu"):
+        expected = F.linear(x, w.float() * scale[:, None])
+        ours = skinny.skinny(x, w, scale=scale, gate=gate, config=config)
+        close(ours, expected if gate is None else act_and_mul(expected, gate), "float32")
+
+
 def test_the_default_cut_takes_up_to_128_rows_and_odd_sizes() -> None:
     for num_rows, n, k in ((128, 70, 90), (17, 33, 20)):
         x, w = gaussian(num_rows, k, seed=1), gaussian(n, k, seed=2)

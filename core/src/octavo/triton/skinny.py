@@ -87,6 +87,7 @@ def _fetch_tiles(
 def _skinny_kernel(
     x_ptr,
     w_ptr,
+    scale_ptr,
     bias_ptr,
     y_ptr,
     partials_ptr,
@@ -154,6 +155,8 @@ def _skinny_kernel(
                         partial = partials_ptr + place * (BLOCK_N * ROWS) + cell
                         acc += tl.load(partial, mask=(m < M) & (part < parts), other=0.0, cache_modifier=".cg")
         if done:
+            if scale_ptr is not None:
+                acc *= tl.load(scale_ptr + row)[:, None]
             store_outputs(acc, row, bias_ptr, y_ptr, block, M, N, ROWS, BLOCK_N, GATE)
 
 
@@ -191,14 +194,15 @@ def skinny(
     weight: Tensor,
     bias: Tensor | None = None,
     *,
+    scale: Tensor | None = None,
     gate: str | None = None,
     config: SkinnyConfig | None = None,
     counters: Tensor | None = None,
     overlap: Overlap = IN_ORDER,
 ) -> Tensor:
     """x W^T + b: x [M, K] with M <= 128, weight [N, K], rows contiguous inside; a new [M, N] in x's dtype, summed in
-    float32. gate: a kind of `act_and_mul`, applied to the result: [M, N / 2]. config: default `default_config`.
-    counters: from `gemv.make_counters`; None: zeroed for this product."""
+    float32. scale: float32 [N], of a weight in float8_e4m3fn. gate: a kind of `act_and_mul`, applied to the result:
+    [M, N / 2]. config: default `default_config`. counters: from `gemv.make_counters`; None: zeroed for this product."""
     assert x.stride(1) == weight.stride(1) == 1, "rows are read in order"
     num_rows, num_in = x.shape
     num_out = weight.shape[0]
@@ -218,6 +222,7 @@ def skinny(
     _skinny_kernel[(programs,)](
         x,
         weight,
+        scale,
         bias,
         y,
         partials,
