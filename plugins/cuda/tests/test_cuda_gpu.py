@@ -18,7 +18,7 @@ from octavo.testing.tiny import make_model
 from octavo_cuda.device import CudaDevice
 from octavo_cuda.fp8 import SCHEME, Fp8Linear
 from octavo_cuda.graphs import CudaGraphs
-from octavo_cuda.linear import GemvLinear
+from octavo_cuda.linear import TritonLinear
 
 pytestmark = [
     pytest.mark.gpu,
@@ -131,25 +131,31 @@ SHAPES = ((6144, 4096), (1024, 3072), (4096, 14336))
 
 
 @pytest.mark.parametrize(("n", "k"), SHAPES)
-@pytest.mark.parametrize("kind", ["gemv", "fp8"])
+@pytest.mark.parametrize("kind", ["plain", "gated", "fp8"])
 def test_products_agree_with_float32_and_can_be_recorded(device: CudaDevice, n: int, k: int, kind: str) -> None:
     if kind == "fp8" and device.capability < (8, 9):
         pytest.skip("no fp8 matrix units")
-    from octavo.triton.gemv import default_config
+    from octavo.triton import gemv, skinny
 
+    gate = "silu" if kind == "gated" else None
     scheme = SCHEME if kind == "fp8" else None
-    spec = LinearSpec(in_features=k, out_features=n, act_dtype="bfloat16", out_dtype="bfloat16", scheme=scheme)
-    table = {(n, k, rows): default_config(n, k, rows) for rows in (1, 4, 8)}
-    kernel_class: Any = Fp8Linear if kind == "fp8" else GemvLinear.with_table(table)
+    spec = LinearSpec(
+        in_features=k, out_features=n, act_dtype="bfloat16", out_dtype="bfloat16", scheme=scheme, gate=gate
+    )
+    table: dict[Any, Any] = {(n, k, bool(gate), rows): gemv.default_config(n, k, rows) for rows in (1, 4, 8)}
+    table |= {(n, k, bool(gate), rows): skinny.default_config(n, k, rows) for rows in (16, 128)}
+    kernel_class: Any = Fp8Linear if kind == "fp8" else TritonLinear.with_table(table)
     assert kernel_class.supports(spec, device)
     kernel = kernel_class()
     g = torch.Generator().manual_seed(0)
     weight = torch.randn(n, k, generator=g).mul_(k**-0.5).to("cuda", torch.bfloat16)
     packed = kernel.prepare({"weight": weight}, spec, device)
     runner = CudaGraphs(device.torch_device)
-    for rows in (1, 3, 8, 9, 64):
+    for rows in (1, 3, 8, 9, 64, 130):
         x = torch.randn(rows, k, generator=g).to("cuda", torch.bfloat16)
         expected = x.float() @ weight.float().t()
+        if gate:
+            expected = torch.nn.functional.silu(expected[:, : n // 2]) * expected[:, n // 2 :]
         handle = runner.prepare(BatchKey(num_tokens=rows, num_seqs=rows), lambda x=x: kernel.apply(x, packed, None))
         for _ in range(2):  # a second replay finds the counters of split products as the first left them
             error = (runner.run(handle).float() - expected).norm() / expected.norm()

@@ -1,19 +1,24 @@
-"""Which product runs: cuBLAS, or Triton's GEMV where the table says so."""
+"""Which product runs: cuBLAS, or one of Triton's where the table says so."""
 
 from __future__ import annotations
 
-import sys
-from dataclasses import dataclass
+import importlib
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from octavo.plugin import LinearSpec, QuantScheme
-from octavo.plugin.torch import quantize_rows
-from octavo_cuda.fp8 import SCHEME, Fp8Linear
-from octavo_cuda.linear import CublasLinear, GemvLinear
+from octavo_cuda.linear import CublasLinear, TritonLinear
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from octavo.triton import gemv, skinny
+from octavo.triton.gemv import GemvConfig
+from octavo.triton.skinny import SkinnyConfig
+from octavo_cuda.tuning_products import H200
 
 N, K = 48, 32
 
@@ -26,39 +31,43 @@ class Card:
     capability = (9, 0)
 
 
-@dataclass(frozen=True)
-class Cut:
-    dot: bool = True
-    name: str = ""
-
-
 def spec(dtype: str = "bfloat16", **changes: Any) -> LinearSpec:
     fields = {"in_features": K, "out_features": N, "act_dtype": dtype, "out_dtype": dtype} | changes
     return LinearSpec(**fields)
 
 
+Calls = list[tuple[str, int, object]]
+"""(kernel, tokens, config) of each call."""
+
+
 @pytest.fixture
-def gemv_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, object]]:
-    """Stands in for core's Triton kernels: computes the product and notes how it was asked to."""
-    calls: list[tuple[str, int, object]] = []
-
-    def gemv(x: torch.Tensor, weight: torch.Tensor, bias: Any = None, *, config: Any, counters: Any) -> torch.Tensor:
-        calls.append(("gemv", x.shape[0], config))
-        return torch.nn.functional.linear(x, weight, bias)
-
-    def gemv_fp8(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, bias: Any = None, *, counters: Any) -> Any:
-        calls.append(("gemv_fp8", x.shape[0], None))
-        return torch.nn.functional.linear(x, (weight.float() * scale[:, None]).to(x.dtype), bias)
-
-    def quantize_fp8(x: torch.Tensor, *, overlap: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        return quantize_rows(x)
-
-    module = SimpleNamespace(
-        gemv=gemv, gemv_fp8=gemv_fp8, MAX_ROWS=8, make_counters=lambda n, device: torch.zeros(n // 8)
+def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    """Core's Triton kernels, replaced by torch; what was asked of them."""
+    activation, gemv, skinny = (
+        importlib.import_module(f"octavo.triton.{name}") for name in ("activation", "gemv", "skinny")
     )
-    monkeypatch.setitem(sys.modules, "octavo.triton.gemv", module)
-    monkeypatch.setitem(sys.modules, "octavo.triton.quantize", SimpleNamespace(quantize_fp8=quantize_fp8))
-    return calls
+    noted: Calls = []
+
+    def act_and_mul(y: torch.Tensor, kind: str, *, overlap: Any) -> torch.Tensor:
+        noted.append((f"act_and_mul {kind}", y.shape[0], None))
+        return gated(y)
+
+    def product(name: str) -> Any:
+        def run(x: torch.Tensor, w: torch.Tensor, bias: Any = None, *, gate: Any, **options: Any) -> Any:
+            noted.append((name, x.shape[0], options.get("config")))
+            y = F.linear(x, w, bias)
+            return y if gate is None else gated(y)
+
+        return run
+
+    monkeypatch.setattr(activation, "act_and_mul", act_and_mul)
+    monkeypatch.setattr(gemv, "gemv", product("gemv"))
+    monkeypatch.setattr(skinny, "skinny", product("skinny"))
+    return noted
+
+
+def gated(y: torch.Tensor) -> torch.Tensor:
+    return F.silu(y[:, : N // 2]) * y[:, N // 2 :]
 
 
 def weight_and_input(rows: int, dtype: torch.dtype = torch.bfloat16) -> tuple[torch.Tensor, torch.Tensor]:
@@ -66,41 +75,64 @@ def weight_and_input(rows: int, dtype: torch.dtype = torch.bfloat16) -> tuple[to
     return torch.randn(N, K, generator=g).to(dtype), torch.randn(rows, K, generator=g).to(dtype)
 
 
-def test_gemv_takes_the_next_larger_measurement_and_cublas_the_rest(gemv_calls: list[tuple[str, int, object]]) -> None:
-    one, four = Cut(dot=False, name="one"), Cut(name="four")
-    kernel_class = GemvLinear.with_table({(N, K, 1): one, (N, K, 4): four, (7, 7, 8): Cut()})
-    assert kernel_class.cuts(N, K) == (None, one, four, four, four)
+def test_the_next_larger_measurement_runs_and_cublas_where_it_won_and_beyond(calls: Calls) -> None:
+    one, four = GemvConfig(block_n=8, block_k=32, dot=False), GemvConfig(block_n=16, block_k=32)
+    sixteen = SkinnyConfig(block_n=16, block_k=32, programs=3)
+    table = {(N, K, False, 1): one, (N, K, False, 4): four, (N, K, False, 8): None, (N, K, False, 16): sixteen}
+    kernel_class = TritonLinear.with_table(table | {(N, K, True, 2): four, (7, 7, False, 32): sixteen})
+    assert kernel_class.cuts(spec()) == (None, one, four, four, four, *4 * [None], *8 * [sixteen])
     kernel = kernel_class()
-    weight, x = weight_and_input(6)
+    weight, x = weight_and_input(20)
     packed = kernel.prepare({"weight": weight}, spec(), Card())
-    for rows in (0, 1, 3, 4, 5):
-        got = kernel.apply(x[:rows], packed, None)
-        torch.testing.assert_close(got, torch.nn.functional.linear(x[:rows], weight))
-    assert gemv_calls == [("gemv", 1, one), ("gemv", 3, four), ("gemv", 4, four)]
+    for rows in (0, 1, 3, 4, 5, 9, 16, 17):
+        torch.testing.assert_close(kernel.apply(x[:rows], packed, None), F.linear(x[:rows], weight))
+    assert calls[:3] == [("gemv", 1, one), ("gemv", 3, four), ("gemv", 4, four)]
+    assert calls[3:] == [("skinny", 9, sixteen), ("skinny", 16, sixteen)]
 
 
-def test_a_cut_for_one_row_without_the_matrix_unit_serves_no_more_rows() -> None:
-    only_eight_without_dot = Cut(dot=False)
-    assert GemvLinear.with_table({(N, K, 2): only_eight_without_dot}).cuts(N, K) == (
-        None,
-        only_eight_without_dot,
-        None,
-    )
+def test_a_gated_product_has_measurements_of_its_own_and_an_activation_behind_cublas(calls: Calls) -> None:
+    cut = GemvConfig(block_n=16, block_k=32)
+    kernel_class = TritonLinear.with_table({(N, K, True, 2): cut, (N, K, False, 8): cut})
+    asked = spec(gate="silu")
+    kernel = kernel_class()
+    weight, x = weight_and_input(4)
+    packed = kernel.prepare({"weight": weight}, asked, Card())
+    for rows in (2, 4):
+        torch.testing.assert_close(kernel.apply(x[:rows], packed, None), gated(F.linear(x[:rows], weight)))
+    assert calls == [("gemv", 2, cut), ("act_and_mul silu", 4, None)]
+    only_plain = TritonLinear.with_table({(N, K, False, 8): cut})
+    assert "gated 48x32" in only_plain.supports(asked, Card()).reason
 
 
-def test_gemv_refuses_what_was_not_measured_and_what_it_cannot_multiply() -> None:
-    measured = GemvLinear.with_table({(N, K, 1): Cut()})
+def test_a_cut_for_one_token_without_the_matrix_unit_serves_no_more() -> None:
+    only_two = GemvConfig(block_n=8, block_k=32, dot=False)
+    assert TritonLinear.with_table({(N, K, False, 2): only_two}).cuts(spec()) == (None, only_two, None)
+
+
+def test_what_was_not_measured_or_cannot_be_multiplied_is_refused() -> None:
+    measured = TritonLinear.with_table({(N, K, False, 1): GemvConfig(block_n=8, block_k=32)})
     assert measured.supports(spec(), Card())
     assert "not measured" in measured.supports(spec(out_features=64), Card()).reason
     assert "not float32" in measured.supports(spec("float32"), Card()).reason
-    assert "not measured" in GemvLinear.supports(spec(), Card()).reason
+    assert "not measured" in TritonLinear.supports(spec(), Card()).reason
+
+
+def test_every_entry_of_the_h200_can_run_what_it_is_listed_for() -> None:
+    for (_, num_in, gate, tokens), cut in H200.items():
+        if isinstance(cut, GemvConfig):
+            assert tokens == 1 or (cut.dot and tokens <= gemv.MAX_ROWS)
+        elif cut is not None:
+            assert tokens <= skinny.MAX_ROWS
+        if cut is not None:
+            assert num_in % cut.block_k == 0, "weights are asked for ahead of time in whole tiles"
+            assert not gate or cut.block_n >= 2 * gemv.MIN_BLOCK_N
 
 
 def test_cublas_takes_every_plain_product_on_a_card_only() -> None:
     weight, x = weight_and_input(3, torch.float32)
     kernel, bias = CublasLinear(), torch.ones(N)
     packed = kernel.prepare({"weight": weight}, spec("float32"), Card())
-    torch.testing.assert_close(kernel.apply(x, packed, bias), torch.nn.functional.linear(x, weight, bias))
+    torch.testing.assert_close(kernel.apply(x, packed, bias), F.linear(x, weight, bias))
     assert CublasLinear.supports(spec("float16"), Card())
     host = SimpleNamespace(type="cpu")
     assert "not cpu" in CublasLinear.supports(spec(), host).reason
@@ -117,38 +149,3 @@ def test_quantized_weights_are_unpacked_for_cublas() -> None:
     scheme = QuantScheme(weight="int8", packing="gguf:Q8_0")
     packed = CublasLinear().prepare({"weight": rows}, spec("float32", scheme=scheme), Card())
     torch.testing.assert_close(packed, (numbers.float() * codes.float()).flatten(1))
-
-
-def test_fp8_reads_few_tokens_by_gemv_and_multiplies_more_in_fp8(
-    gemv_calls: list[tuple[str, int, object]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    products = []
-
-    def scaled_mm(a: torch.Tensor, b: torch.Tensor, *, scale_a: Any, scale_b: Any, bias: Any, **options: Any) -> Any:
-        assert a.is_contiguous()
-        assert b.stride(0) == 1, "the second operand is column-major"
-        assert (scale_a.shape, scale_b.shape) == ((a.shape[0], 1), (1, b.shape[1]))
-        assert options == {"out_dtype": torch.bfloat16, "use_fast_accum": True}
-        products.append(a.shape[0])
-        return ((a.float() @ b.float()) * scale_a * scale_b).to(torch.bfloat16)
-
-    monkeypatch.setattr(torch, "_scaled_mm", scaled_mm)
-    weight, x = weight_and_input(12)
-    kernel = Fp8Linear()
-    packed = kernel.prepare({"weight": weight}, spec(scheme=SCHEME), Card())
-    assert packed.weight.dtype == torch.float8_e4m3fn
-    for rows in (1, 8, 9, 12):
-        got, expected = kernel.apply(x[:rows], packed, None), torch.nn.functional.linear(x[:rows], weight)
-        assert (got - expected).float().norm() / expected.float().norm() < 0.06
-    assert [rows for _, rows, _ in gemv_calls] == [1, 8]
-    assert products == [9, 12]
-
-
-def test_fp8_says_what_it_lacks() -> None:
-    old = Card()
-    old.capability = (8, 6)
-    assert Fp8Linear.supports(spec(scheme=SCHEME), Card())
-    assert "asked for" in Fp8Linear.supports(spec(), Card()).reason
-    assert "8.9" in Fp8Linear.supports(spec(scheme=SCHEME), old).reason
-    assert "float16" in Fp8Linear.supports(spec("float16", scheme=SCHEME), Card()).reason
-    assert "multiples of 16" in Fp8Linear.supports(spec(scheme=SCHEME, in_features=40), Card()).reason

@@ -1,8 +1,8 @@
-"""Matrix multiplications: cuBLAS, and Triton's GEMV where it was measured to be faster.
+"""Matrix multiplications: cuBLAS, and Triton's products of few tokens where they were measured to be faster.
 
-With a handful of tokens a product is bound by reading its weight, and cuBLAS leaves up to a third of the bandwidth
-unused for narrow weights; with more it is near the card's limits. Which kernel runs depends on the number of tokens
-alone, never on values.
+With up to a hundred tokens or so a product is bound by reading its weight, and cuBLAS leaves up to a third of the
+bandwidth unused for narrow weights; with more it is near the card's limits. Which kernel runs depends on the number of
+tokens alone, never on values.
 
 Shapes: T tokens, K in_features, N out_features.
 """
@@ -68,26 +68,37 @@ class CublasLinear:
         return F.linear(x, w, bias)
 
 
-@dataclass(frozen=True, kw_only=True)
-class GemvWeight:
-    """weight [N, K]. cuts: how GEMV runs with 0, 1, 2, ... tokens; None, and more than are listed: cuBLAS is faster.
+Key = tuple[int, int, bool, int]
+"""(N, K, whether gated, T): a product whose time was measured."""
 
-    counters: what the programs of a split product meet on, see `octavo.triton.gemv.make_counters`.
+
+@dataclass(frozen=True, kw_only=True)
+class ProductWeight:
+    """weight [N, K]. cuts: how Triton runs it with 0, 1, 2, ... tokens; None and beyond the last: cuBLAS is faster.
+
+    counters: what the programs of a split product meet on, see `octavo.triton.gemv.make_counters`. overlap: how the
+    card starts a kernel before the one before it has ended, an `octavo.triton.overlap.Overlap`.
     """
 
     weight: Tensor
     cuts: tuple[Any, ...]
     counters: Tensor
+    overlap: Any
+    gate: str | None
 
 
-class GemvLinear:
-    """cuBLAS with Triton's GEMV for few tokens. `table`: (N, K, T) -> GemvConfig of the products that GEMV wins."""
+class TritonLinear:
+    """Triton's products of few tokens, and cuBLAS for more.
 
-    name: ClassVar[str] = "gemv"
-    table: ClassVar[Mapping[tuple[int, int, int], Any]] = {}
+    table: the cut of each product that was measured, a `GemvConfig` or `SkinnyConfig`; None where cuBLAS won.
+    """
+
+    name: ClassVar[str] = "triton"
+    gates: ClassVar[tuple[str, ...]] = ("silu", "gelu", "gelu_tanh")
+    table: ClassVar[Mapping[Key, Any]] = {}
 
     @classmethod
-    def with_table(cls, table: Mapping[tuple[int, int, int], Any]) -> type[GemvLinear]:
+    def with_table(cls, table: Mapping[Key, Any]) -> type[TritonLinear]:
         """This kernel with a card's measurements."""
         return type(cls.__name__, (cls,), {"table": table, "__module__": cls.__module__, "__doc__": cls.__doc__})
 
@@ -97,39 +108,47 @@ class GemvLinear:
             return no(reason)
         if spec.act_dtype not in GEMV_DTYPES:
             return no(f"multiplies {' and '.join(GEMV_DTYPES)}, not {spec.act_dtype}")
-        if not any(cls.cuts(spec.out_features, spec.in_features)):
-            return no(f"not measured to be faster for {spec.out_features}x{spec.in_features} on this card")
+        if not any(cls.cuts(spec)):
+            gated = "gated " if spec.gate else ""
+            return no(f"not measured to be faster for {gated}{spec.out_features}x{spec.in_features} on this card")
         return YES
 
     @classmethod
-    def cuts(cls, num_out: int, num_in: int) -> tuple[Any, ...]:
+    def cuts(cls, spec: LinearSpec) -> tuple[Any, ...]:
         """The cut for 0, 1, 2, ... tokens, up to the most that were measured; between two measurements the larger's."""
-        measured = {rows: config for (n, k, rows), config in cls.table.items() if (n, k) == (num_out, num_in)}
+        shape = (spec.out_features, spec.in_features, spec.gate is not None)
+        measured = {key[3]: cut for key, cut in cls.table.items() if key[:3] == shape}
         cuts: list[Any] = [None]
-        for rows in range(1, max(measured, default=0) + 1):
-            # A cut for one row may do without the matrix unit, which several rows need.
-            fits = [r for r in sorted(measured) if r >= rows and (rows == 1 or measured[r].dot)]
+        for tokens in range(1, max(measured, default=0) + 1):
+            # A cut for one token may do without the matrix unit, which several need.
+            fits = [t for t in sorted(measured) if t >= tokens and (tokens == 1 or getattr(measured[t], "dot", True))]
             cuts.append(measured[fits[0]] if fits else None)
         return tuple(cuts)
 
-    def prepare(self, weights: Mapping[str, Tensor], spec: LinearSpec, device: Device) -> GemvWeight:
+    def __init__(self) -> None:
+        from octavo.triton import activation, gemv, skinny
+
+        self._products = {gemv.GemvConfig: gemv.gemv, skinny.SkinnyConfig: skinny.skinny}
+        self._act_and_mul = activation.act_and_mul
+
+    def prepare(self, weights: Mapping[str, Tensor], spec: LinearSpec, device: Device) -> ProductWeight:
         """weights: as for cuBLAS."""
         from octavo.triton.gemv import make_counters
+        from octavo_cuda.overlap import overlap_for
 
-        return GemvWeight(
+        return ProductWeight(
             weight=plain_weight(weights, spec, device),
-            cuts=self.cuts(spec.out_features, spec.in_features),
+            cuts=self.cuts(spec),
             counters=make_counters(spec.out_features, device.torch_device),
+            overlap=overlap_for(getattr(device, "capability", (0, 0))),
+            gate=spec.gate,
         )
 
-    def __init__(self) -> None:
-        from octavo.triton.gemv import gemv
-
-        self._gemv = gemv
-
-    def apply(self, x: Tensor, w: GemvWeight, bias: Tensor | None) -> Tensor:
-        """x [T, K] -> [T, N]."""
+    def apply(self, x: Tensor, w: ProductWeight, bias: Tensor | None) -> Tensor:
+        """x [T, K] -> [T, N], or [T, N / 2] behind a gate."""
         num_tokens = x.shape[0]
         if num_tokens < len(w.cuts) and (cut := w.cuts[num_tokens]) is not None:
-            return self._gemv(x, w.weight, bias, config=cut, counters=w.counters)
-        return F.linear(x, w.weight, bias)
+            product = self._products[type(cut)]
+            return product(x, w.weight, bias, gate=w.gate, config=cut, counters=w.counters, overlap=w.overlap)
+        y = F.linear(x, w.weight, bias)
+        return y if w.gate is None else self._act_and_mul(y, w.gate, overlap=w.overlap)

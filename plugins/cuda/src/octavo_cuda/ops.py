@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 
 from octavo.plugin import Device, KernelRegistry
 from octavo_cuda.linear import CublasLinear
@@ -30,7 +31,8 @@ def register_triton(registry: KernelRegistry, device: Device) -> None:
     from octavo_cuda.attention import Fa3Attention
     from octavo_cuda.attention_phases import PhaseAttention
     from octavo_cuda.fp8 import Fp8Linear
-    from octavo_cuda.linear import GemvLinear
+    from octavo_cuda.linear import TritonLinear
+    from octavo_cuda.overlap import overlap_for
     from octavo_cuda.tuning import tuning_for
 
     tuning = tuning_for(device.describe().name)
@@ -39,13 +41,14 @@ def register_triton(registry: KernelRegistry, device: Device) -> None:
     registry.attention(Fa3Attention, priority=20)
     registry.attention(triton_attention, priority=10)
     registry.linear(Fp8Linear, priority=30)
-    registry.linear(GemvLinear.with_table(tuning.gemv), priority=20)
+    registry.linear(TritonLinear.with_table(tuning.products), priority=20)
+    overlap = overlap_for(getattr(device, "capability", (0, 0)))
     for fn, inplace in (
-        (norm.rms_norm, False),
-        (norm.add_rms_norm, True),
+        (partial(norm.rms_norm, overlap=overlap), False),
+        (partial(norm.add_rms_norm, overlap=overlap), True),
         (rope.rope, False),
         (rope.qkv_norm_rope, True),
-        (activation.act_and_mul, False),
+        (partial(activation.act_and_mul, overlap=overlap), False),
         (bookkeeping.begin_step, True),
         (bookkeeping.commit_tokens, True),
         (sampling.greedy, False),
@@ -55,4 +58,4 @@ def register_triton(registry: KernelRegistry, device: Device) -> None:
         (logits.apply_bitmask, True),
         (topk_topp.topk_topp, True),
     ):
-        registry.op(fn.__name__, fn, provider=PROVIDER, priority=10, inplace=inplace)
+        registry.op(getattr(fn, "func", fn).__name__, fn, provider=PROVIDER, priority=10, inplace=inplace)

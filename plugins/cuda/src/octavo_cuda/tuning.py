@@ -1,7 +1,7 @@
 """What was measured on which card: the sizes that Triton's kernels run with.
 
-Filled from `benchmarks/gpu_ops.py` (the GEMV table) and `benchmarks/gpu_attention.py`, one entry a card. A card that is
-not listed runs with the kernels' defaults, and with cuBLAS alone.
+Filled from `benchmarks/gpu_attention.py` and `benchmarks/gpu_products.py`, one entry a card. A card that is not listed
+runs with the kernels' defaults, and with cuBLAS alone.
 """
 
 from __future__ import annotations
@@ -10,18 +10,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from octavo.triton.attention_tuning import AttentionTuning
-from octavo.triton.gemv import GemvConfig
-
-Gemv = Mapping[tuple[int, int, int], GemvConfig]
-"""(N, K, tokens) -> the cut that beat cuBLAS by more than the noise. A product that cuBLAS wins has no entry."""
+from octavo_cuda import tuning_products
+from octavo_cuda.tuning_products import Products
 
 
 @dataclass(frozen=True, kw_only=True)
 class CardTuning:
-    """attention: of the paged kernels. gemv: products of up to 8 tokens in bfloat16 or float16."""
+    """attention: of the paged kernels. products: of few tokens, in bfloat16 or float16."""
 
     attention: AttentionTuning = AttentionTuning()
-    gemv: Gemv = field(default_factory=dict)
+    products: Products = field(default_factory=dict)
 
 
 HOPPER = AttentionTuning(
@@ -37,97 +35,9 @@ HOPPER = AttentionTuning(
 
 228 KiB of shared memory a multiprocessor, 227 for one program; PTX's barriers and releases are cumulative."""
 
-H200_GEMV: Gemv = {
-    (6144, 4096, 1): GemvConfig(
-        block_n=16, block_k=256, split_k=1, num_warps=4, num_stages=4, dot=False
-    ),  # 1.18 x cuBLAS
-    (6144, 4096, 4): GemvConfig(
-        block_n=16, block_k=256, split_k=1, num_warps=1, num_stages=4, dot=True
-    ),  # 1.07 x cuBLAS
-    (6144, 4096, 8): GemvConfig(
-        block_n=16, block_k=256, split_k=1, num_warps=1, num_stages=4, dot=True
-    ),  # 1.04 x cuBLAS
-    (4096, 4096, 1): GemvConfig(
-        block_n=8, block_k=512, split_k=1, num_warps=4, num_stages=3, dot=False
-    ),  # 1.24 x cuBLAS
-    (4096, 4096, 4): GemvConfig(
-        block_n=64, block_k=128, split_k=4, num_warps=4, num_stages=3, dot=True
-    ),  # 1.14 x cuBLAS
-    (4096, 4096, 8): GemvConfig(
-        block_n=64, block_k=128, split_k=4, num_warps=4, num_stages=3, dot=True
-    ),  # 1.11 x cuBLAS
-    (28672, 4096, 1): GemvConfig(
-        block_n=64, block_k=128, split_k=1, num_warps=4, num_stages=4, dot=True
-    ),  # 1.03 x cuBLAS
-    (4096, 14336, 1): GemvConfig(
-        block_n=8, block_k=512, split_k=1, num_warps=4, num_stages=4, dot=False
-    ),  # 1.08 x cuBLAS
-    (4096, 14336, 4): GemvConfig(
-        block_n=64, block_k=128, split_k=4, num_warps=4, num_stages=4, dot=True
-    ),  # 1.03 x cuBLAS
-    (4096, 14336, 8): GemvConfig(
-        block_n=64, block_k=128, split_k=4, num_warps=4, num_stages=3, dot=True
-    ),  # 1.03 x cuBLAS
-    (128256, 4096, 1): GemvConfig(
-        block_n=8, block_k=1024, split_k=1, num_warps=8, num_stages=6, dot=False
-    ),  # 1.07 x cuBLAS
-    (128256, 4096, 4): GemvConfig(
-        block_n=64, block_k=128, split_k=1, num_warps=4, num_stages=3, dot=True
-    ),  # 1.05 x cuBLAS
-    (128256, 4096, 8): GemvConfig(
-        block_n=64, block_k=128, split_k=1, num_warps=4, num_stages=4, dot=True
-    ),  # 1.05 x cuBLAS
-    (4096, 1024, 1): GemvConfig(
-        block_n=16, block_k=256, split_k=1, num_warps=4, num_stages=4, dot=False
-    ),  # 1.30 x cuBLAS
-    (4096, 1024, 4): GemvConfig(
-        block_n=16, block_k=256, split_k=1, num_warps=1, num_stages=6, dot=True
-    ),  # 1.09 x cuBLAS
-    (4096, 1024, 8): GemvConfig(
-        block_n=16, block_k=256, split_k=1, num_warps=1, num_stages=6, dot=True
-    ),  # 1.09 x cuBLAS
-    (1024, 2048, 1): GemvConfig(
-        block_n=4, block_k=1024, split_k=1, num_warps=4, num_stages=3, dot=False
-    ),  # 3.76 x cuBLAS
-    (1024, 2048, 4): GemvConfig(
-        block_n=16, block_k=256, split_k=4, num_warps=2, num_stages=4, dot=True
-    ),  # 1.75 x cuBLAS
-    (1024, 2048, 8): GemvConfig(
-        block_n=16, block_k=256, split_k=4, num_warps=2, num_stages=4, dot=True
-    ),  # 1.25 x cuBLAS
-    (6144, 1024, 1): GemvConfig(
-        block_n=16, block_k=256, split_k=1, num_warps=4, num_stages=4, dot=False
-    ),  # 1.20 x cuBLAS
-    (6144, 1024, 4): GemvConfig(
-        block_n=16, block_k=256, split_k=1, num_warps=1, num_stages=4, dot=True
-    ),  # 1.06 x cuBLAS
-    (6144, 1024, 8): GemvConfig(
-        block_n=16, block_k=256, split_k=1, num_warps=1, num_stages=4, dot=True
-    ),  # 1.03 x cuBLAS
-    (1024, 3072, 1): GemvConfig(
-        block_n=4, block_k=1024, split_k=1, num_warps=4, num_stages=6, dot=False
-    ),  # 1.74 x cuBLAS
-    (1024, 3072, 4): GemvConfig(
-        block_n=64, block_k=128, split_k=8, num_warps=4, num_stages=6, dot=True
-    ),  # 1.36 x cuBLAS
-    (1024, 3072, 8): GemvConfig(
-        block_n=64, block_k=128, split_k=8, num_warps=4, num_stages=6, dot=True
-    ),  # 1.33 x cuBLAS
-    (151936, 1024, 1): GemvConfig(
-        block_n=8, block_k=512, split_k=1, num_warps=4, num_stages=4, dot=False
-    ),  # 1.08 x cuBLAS
-    (151936, 1024, 4): GemvConfig(
-        block_n=64, block_k=128, split_k=1, num_warps=4, num_stages=3, dot=True
-    ),  # 1.08 x cuBLAS
-    (151936, 1024, 8): GemvConfig(
-        block_n=64, block_k=128, split_k=1, num_warps=4, num_stages=3, dot=True
-    ),  # 1.07 x cuBLAS
-}
-"""Measured 2026-11-29: NVIDIA H200, torch 2.11.0+cu130, triton 3.6.0, replayed in a CUDA graph."""
-
 CARDS: Mapping[str, CardTuning] = {
     "NVIDIA H100": CardTuning(attention=HOPPER),
-    "NVIDIA H200": CardTuning(attention=HOPPER, gemv=H200_GEMV),
+    "NVIDIA H200": CardTuning(attention=HOPPER, products=tuning_products.H200),
 }
 """By the beginning of the card's name."""
 
