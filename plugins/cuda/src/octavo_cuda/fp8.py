@@ -1,7 +1,8 @@
 """8-bit floating-point matrix products: weights quantized at load, one scale a row; activations one scale a token.
 
-    few tokens    y = gemv(x, W8) * scale_w                    activations stay as they are: reading W8 is all the cost
-    more          y = (x8 W8^T) * scale_x * scale_w            on the fp8 matrix units, twice the rate of bfloat16
+    up to 8 tokens   y = gemv(x, W8) * scale_w             activations stay as they are: reading W8 is all the cost
+    up to 32         y = skinny(x, W8) * scale_w           likewise, on the matrix units
+    more             y = (x8 W8^T) * scale_x * scale_w     on the fp8 matrix units, twice the rate of bfloat16
 
 Shapes: T tokens, K in_features, N out_features.
 """
@@ -27,18 +28,23 @@ SCHEME = QuantScheme(weight="fp8_e4m3", act="fp8_e4m3", granularity="channel", d
 SINCE = (8, 9)
 MULTIPLE = 16
 """What the row-wise product asks of N and K."""
+SKINNY_TOKENS = 32
+"""Up to here decoding the weight is taken to cost less than quantizing the activations: not measured yet."""
+GATES = ("silu", "gelu", "gelu_tanh")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fp8Weight:
     """weight float8_e4m3fn [N, K]; scale float32 [1, N]. counters: see `octavo.triton.gemv.make_counters`.
 
-    overlap: how the card starts a kernel before the one before it has ended, an `octavo.triton.overlap.Overlap`.
+    gate: as in the spec. overlap: how the card starts a kernel before the one before it has ended, an
+    `octavo.triton.overlap.Overlap`.
     """
 
     weight: Tensor
     scale: Tensor
     counters: Tensor
+    gate: str | None
     overlap: Any
 
 
@@ -46,6 +52,7 @@ class Fp8Linear:
     """Weights and activations in fp8 e4m3, for layers whose scheme is `SCHEME`."""
 
     name: ClassVar[str] = "fp8"
+    gates: ClassVar[tuple[str, ...]] = GATES
 
     @classmethod
     def supports(cls, spec: LinearSpec, device: Device) -> Support:
@@ -62,11 +69,13 @@ class Fp8Linear:
         return YES
 
     def __init__(self) -> None:
+        from octavo.triton.activation import act_and_mul
         from octavo.triton.gemv import MAX_ROWS, gemv_fp8
         from octavo.triton.quantize import quantize_fp8
+        from octavo.triton.skinny import skinny
 
-        self._few = MAX_ROWS
-        self._gemv, self._quantize = gemv_fp8, quantize_fp8
+        self._gemv_tokens = MAX_ROWS
+        self._gemv, self._skinny, self._quantize, self._act_and_mul = gemv_fp8, skinny, quantize_fp8, act_and_mul
 
     def prepare(self, weights: Mapping[str, Tensor], spec: LinearSpec, device: Device) -> Fp8Weight:
         """weights: "weight" [N, K], plain."""
@@ -78,14 +87,19 @@ class Fp8Linear:
             weight=weight,
             scale=scale.reshape(1, -1),
             counters=make_counters(spec.out_features, device.torch_device),
-            overlap=overlap_for(getattr(device, "capability", SINCE)),
+            gate=spec.gate,
+            overlap=overlap_for(getattr(device, "capability", (0, 0))),
         )
 
     def apply(self, x: Tensor, w: Fp8Weight, bias: Tensor | None) -> Tensor:
-        """x bfloat16 [T, K] -> [T, N]."""
-        if x.shape[0] <= self._few:
-            return self._gemv(x, w.weight, w.scale[0], bias, counters=w.counters)
+        """x bfloat16 [T, K] -> [T, N], or [T, N / 2] behind a gate."""
+        few: dict[str, Any] = {"gate": w.gate, "counters": w.counters, "overlap": w.overlap}
+        if x.shape[0] <= self._gemv_tokens:
+            return self._gemv(x, w.weight, w.scale[0], bias, **few)
+        if x.shape[0] <= SKINNY_TOKENS:
+            return self._skinny(x, w.weight, bias, scale=w.scale[0], **few)
         values, scale = self._quantize(x, overlap=w.overlap)
-        return torch._scaled_mm(
+        y = torch._scaled_mm(
             values, w.weight.t(), scale_a=scale, scale_b=w.scale, bias=bias, out_dtype=x.dtype, use_fast_accum=True
         )
+        return y if w.gate is None else self._act_and_mul(y, w.gate, overlap=w.overlap)

@@ -82,4 +82,4 @@ class Int4Linear:
         if x.shape[0] <= self._int4.MAX_ROWS:
             return self._int4.product(x, w.packed, bias, gate=w.gate, counters=w.counters, overlap=w.overlap)
         y = F.linear(x, self._int4.unpack(w.packed, x.dtype), bias)
-        return y if w.gate is None else self._act_and_mul(y, w.gate)
+        return y if w.gate is None else self._act_and_mul(y, w.gate, overlap=w.overlap)
