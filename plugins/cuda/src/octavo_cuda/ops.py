@@ -31,6 +31,7 @@ def register_triton(registry: KernelRegistry, device: Device) -> None:
     from octavo_cuda.attention import Fa3Attention
     from octavo_cuda.attention_phases import PhaseAttention
     from octavo_cuda.fp8 import Fp8Linear
+    from octavo_cuda.int4 import Int4Linear
     from octavo_cuda.linear import TritonLinear
     from octavo_cuda.overlap import overlap_for
     from octavo_cuda.tuning import tuning_for
@@ -41,6 +42,7 @@ def register_triton(registry: KernelRegistry, device: Device) -> None:
     registry.attention(Fa3Attention, priority=20)
     registry.attention(triton_attention, priority=10)
     registry.linear(Fp8Linear, priority=30)
+    registry.linear(Int4Linear, priority=30)
     registry.linear(TritonLinear.with_table(tuning.products), priority=20)
     overlap = overlap_for(getattr(device, "capability", (0, 0)))
     for fn, inplace in (
