@@ -87,6 +87,7 @@ def test_every_small_step_has_a_recorded_shape() -> None:
         assert captured
         assert key.max_q_len == 0
         assert key.num_tokens >= num_tokens
+    assert shapes.choose(1900, 4, 2000, 1897)[0].num_seqs == 4, "few long prompts have shapes of their own"
     assert not shapes.choose(2049, 1, 2100, 2049)[1], "a large step fills the card by itself"
 
 
@@ -95,6 +96,12 @@ def test_shapes_stay_within_the_limits() -> None:
     keys = recorded_shapes(limits)
     assert all(key.num_tokens <= 40 and key.num_seqs <= 40 for key in keys)
     assert BatchKey(num_tokens=40, num_seqs=40, max_q_len=1) in keys
+
+
+def test_no_shape_is_recorded_twice() -> None:
+    for num_seqs in (1, 4, 5, 512):
+        keys = recorded_shapes(BatchLimits(max_num_tokens=2048, max_num_seqs=num_seqs, max_model_len=4096))
+        assert len(keys) == len(set(keys))
 
 
 def test_a_step_runs_once_and_is_then_recorded_on_the_side_stream(fake: FakeCuda) -> None:

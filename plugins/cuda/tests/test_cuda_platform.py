@@ -155,6 +155,9 @@ class Driver:
     def do_nvmlDeviceGetName(self, handle: ctypes.c_void_p, buffer: ctypes.Array[ctypes.c_char], size: object) -> None:
         buffer.value = b"NVIDIA H200"
 
+    def do_nvmlSystemGetDriverVersion(self, buffer: ctypes.Array[ctypes.c_char], size: object) -> None:
+        buffer.value = b"580.65.06"
+
     def do_nvmlDeviceGetUUID(self, handle: ctypes.c_void_p, buffer: ctypes.Array[ctypes.c_char], size: object) -> None:
         buffer.value = b"GPU-%d" % (handle.value or 0)
 
@@ -169,6 +172,14 @@ def test_cards_are_described_by_the_driver_alone(monkeypatch: pytest.MonkeyPatch
         capability=(9, 0),
     )
     assert (driver.calls[0], driver.calls[-1]) == ("nvmlInit_v2", "nvmlShutdown")
+
+
+def test_the_driver_says_its_version() -> None:
+    driver = Driver()
+    assert nvml.driver_version(driver) == "580.65.06"
+    assert (driver.calls[0], driver.calls[-1]) == ("nvmlInit_v2", "nvmlShutdown")
+    with pytest.raises(NvmlError, match="nvmlSystemGetDriverVersion returned 999"):
+        nvml.driver_version(Driver(fails="nvmlSystemGetDriverVersion"))
 
 
 def test_a_driver_that_does_not_answer_is_reported_by_function_and_closed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from importlib import import_module
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -28,14 +28,12 @@ from octavo.plugin import (
     Support,
     no,
 )
+from octavo_cuda.attention_check import objection
 
 Tensor = torch.Tensor
 
 MODULE = "flash_attn_3._C"
 HOPPER = 9
-TOLERANCE = 2e-2
-SELF_TESTS = ((((37, 1), (5, 1), (130, 1)), 2, 2), (((20, 1), (0, 9), (16, 33)), 5, 1))
-"""A decode step and a mixed one: (context, new tokens) of each sequence, padding tokens, padding sequences."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,12 +50,6 @@ class Fa3Plan:
     kv_lens: Tensor
     block_table: Tensor
     slots: Tensor
-
-
-def load_fa3() -> Any:
-    """The packet of FlashAttention 3's forward operator. Raises ImportError or AttributeError if there is none."""
-    import_module(MODULE)
-    return torch.ops.flash_attn_3.fwd.default
 
 
 class Fa3Attention:
@@ -79,16 +71,27 @@ class Fa3Attention:
             return no("only causal attention is implemented")
         if spec.head_dim & (spec.head_dim - 1):
             return no(f"keys and values are written in heads whose size is a power of two, not {spec.head_dim}")
-        if reason := self_test(spec, device):  # type: ignore[arg-type]
-            return no(reason)
-        return YES
+        reason = objection(cls, spec, device)  # type: ignore[arg-type]
+        return no(reason) if reason else YES
+
+    @staticmethod
+    def load() -> Any:
+        """The packet of the forward operator. Raises ImportError or AttributeError if there is none."""
+        import_module(MODULE)
+        return torch.ops.flash_attn_3.fwd.default
+
+    @staticmethod
+    def version() -> str:
+        """What tells one build from another: packages of several names bring the module."""
+        file = getattr(import_module(MODULE), "__file__", None)
+        return f"{Path(file).stat().st_size} bytes" if file else "unknown"
 
     @classmethod
     def kv_layout(cls, spec: KVSpec) -> KVLayout:
         return KVLayout(block_size=spec.block_size, dtype=spec.dtype, order="BNHC", align=16)
 
     def __init__(self, spec: AttentionSpec, limits: BatchLimits, device: Device) -> None:
-        self._forward = load_fa3()
+        self._forward = self.load()
         self._write = load_write()
         self._options: dict[str, Any] = {"softmax_scale": spec.scale, "is_causal": True}
         if spec.window is not None:
@@ -162,34 +165,3 @@ def load_write() -> Callable[[Tensor, Tensor, KVView, Tensor], None]:
         )
 
     return write
-
-
-@cache
-def self_test(spec: AttentionSpec, device: Device) -> str:
-    """Why FlashAttention 3 must not serve layers of this kind; empty if it agrees with plain attention."""
-    from octavo.testing.conformance import paged
-
-    try:
-        load_fa3()
-    except (ImportError, AttributeError, OSError) as error:
-        return f"{MODULE} is not usable: {error}"
-    layout = Fa3Attention.kv_layout(paged.kv_spec_of(spec))
-    limits = BatchLimits(max_num_tokens=64, max_num_seqs=8, max_model_len=256)
-    for lens, pad_tokens, pad_seqs in SELF_TESTS:
-        case = paged.Case(spec=spec, lens=lens, pad_tokens=pad_tokens, pad_seqs=pad_seqs)
-        inputs = paged.build(case, layout, device)
-        out = torch.empty_like(inputs.q)
-        try:
-            with device.inference():
-                backend = Fa3Attention(spec, limits, device)
-                plan = backend.plan(inputs.batch, graph=False)
-                layer = AttnLayer(index=0, sinks=inputs.sinks)
-                backend.run(layer, inputs.q, inputs.k, inputs.v, inputs.kv, plan, out)
-                found = out.cpu().float()
-        except (RuntimeError, TypeError, ValueError) as error:
-            return f"it fails its self-test: {str(error).strip().splitlines()[0]}"
-        expected = torch.cat((paged.dense(case, inputs), found.new_zeros(pad_tokens, *found.shape[1:])))
-        difference = (found - expected).abs().max().item()
-        if not difference <= TOLERANCE:  # also catches NaN
-            return f"it fails its self-test: off by {difference:.3g} on {lens}"
-    return ""

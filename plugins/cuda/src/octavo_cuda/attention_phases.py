@@ -1,91 +1,139 @@
-"""Long prompts to FlashAttention 3, the rest to Triton.
+"""One attention backend out of several: each phase of serving goes to the one that was fastest at it on this card.
 
-    eager step with a long prompt | decodes ...... | prompts ............ |
-                                    Triton           FlashAttention 3
-    any other step                | all of it: Triton, whose kernels part decodes and prompts on the device
+    few decodes, many decodes   every sequence has one new token
+    long prompts                few sequences, one of them with many new tokens
+    mixed                       all else
 
-Recorded steps reach up to `graphs.MIXED_TOKENS`, so an eager step is one of more tokens, or of --enforce-eager.
-Measured on an H200: benchmarks/results/h200-2026-11-29.md.
+    recorded step               | all of it: one backend, by the bounds of its shape              |
+    eager step with long ones   | decodes ......................... | all others ................ |
+                                  the backend of many decodes         the backend of long prompts
+
+All parts read one cache (blocks, tokens, heads, content), which each of them takes as it lies.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 
-from octavo.plugin import AttentionSpec, AttnBatch, AttnLayer, BatchLimits, Device, KVLayout, KVSpec, KVView, Support
-from octavo_cuda.attention import Fa3Attention
+from octavo.plugin import (
+    YES,
+    AttentionSpec,
+    AttnBatch,
+    AttnLayer,
+    BatchLimits,
+    Device,
+    KVLayout,
+    KVSpec,
+    KVView,
+    Support,
+    no,
+)
+from octavo_cuda.attention_choice import Phase, choose
+from octavo_cuda.graphs import FEW_SEQS, LONG_TOKENS
 
 Tensor = torch.Tensor
 
+FEW_DECODES = 16
 
-LONG = 1024
-"""Query tokens of a sequence from which FlashAttention 3 pays."""
+
+def phase_of(batch: AttnBatch, *, graph: bool) -> Phase:
+    """The phase of a step. A recorded one shows the bounds of its shape instead of its lengths."""
+    if batch.max_q_len == 1:
+        return "few decodes" if batch.num_seqs <= FEW_DECODES else "many decodes"
+    long = batch.max_q_len >= LONG_TOKENS and (batch.num_seqs <= FEW_SEQS or not graph)
+    return "long prompts" if long else "mixed"
 
 
 @dataclass(frozen=True, kw_only=True)
-class PhasePlan:
-    """num_first: how many of the first tokens go to `triton`; the rest go to `fa3`. None: no such tokens."""
+class Part:
+    """Some tokens of a step, the backend that serves them, and its plan."""
 
-    num_first: int
-    triton: Any
-    fa3: Any
+    tokens: slice
+    backend: Any
+    plan: Any
 
 
-class PhaseAttention:
-    """Implements `octavo.plugin.AttentionBackend` by two others. triton: of all but long prompts."""
+class AutoAttention:
+    """Implements `octavo.plugin.AttentionBackend` by others. candidates: the best first, if none is faster."""
 
-    name: ClassVar[str] = "fa3+triton"
-    takes_written_kv: ClassVar[bool] = True
-    triton: ClassVar[type[Any]]
+    name: ClassVar[str] = "auto"
+    takes_written_kv: ClassVar[bool] = False
+    candidates: ClassVar[tuple[type[Any], ...]] = ()
 
     @classmethod
-    def with_triton(cls, triton: Any) -> type[PhaseAttention]:
-        """This backend with the Triton backend of a card."""
-        return type(cls.__name__, (cls,), {"triton": triton, "__module__": cls.__module__, "__doc__": cls.__doc__})
+    def of(cls, *candidates: type[Any]) -> type[AutoAttention]:
+        """This backend over others, which all must take a cache in the order BNHC."""
+        names = {
+            "candidates": candidates,
+            "takes_written_kv": all(getattr(candidate, "takes_written_kv", False) for candidate in candidates),
+            "__module__": cls.__module__,
+            "__doc__": cls.__doc__,
+        }
+        return type(cls.__name__, (cls,), names)
+
+    @classmethod
+    def able(cls, spec: AttentionSpec, device: Device) -> list[type[Any]]:
+        """The candidates that take layers of this kind."""
+        return [candidate for candidate in cls.candidates if candidate.supports(spec, device).ok]
 
     @classmethod
     def supports(cls, spec: AttentionSpec, device: Device) -> Support:
-        answer: Support = cls.triton.supports(spec, device)
-        return Fa3Attention.supports(spec, device) if answer.ok else answer
+        able = cls.able(spec, device)
+        if len(able) < 2:
+            return no(f"there is no choice: {able[0].name if able else 'no backend'} alone takes layers of this kind")
+        return YES
 
     @classmethod
     def kv_layout(cls, spec: KVSpec) -> KVLayout:
-        return Fa3Attention.kv_layout(spec)
+        return KVLayout(block_size=spec.block_size, dtype=spec.dtype, order="BNHC", align=16)
 
     def __init__(self, spec: AttentionSpec, limits: BatchLimits, device: Device) -> None:
-        self._triton = type(self).triton(spec, limits, device)
-        self._fa3 = Fa3Attention(spec, limits, device)
+        choice = choose(self.able(spec, device), spec, limits, device)
+        self.why = choice.why
+        made = {cls: cls(spec, limits, device) for cls in set(choice.best.values())}
+        self._backends: Mapping[Phase, Any] = {phase: made[cls] for phase, cls in choice.best.items()}
 
-    def plan(self, batch: AttnBatch, *, graph: bool) -> PhasePlan:
+    # -- once a step --
+
+    def plan(self, batch: AttnBatch, *, graph: bool) -> list[Part]:
         """One plan for each part that the step has."""
-        if graph or batch.max_q_len < LONG:
-            return PhasePlan(num_first=batch.num_tokens, triton=self._triton.plan(batch, graph=graph), fa3=None)
-        first = batch.num_decodes
-        if first == 0:
-            return PhasePlan(num_first=0, triton=None, fa3=self._fa3.plan(batch, graph=False))
-        return PhasePlan(
-            num_first=first,
-            triton=self._triton.plan(_part(batch, 0, first), graph=False),
-            fa3=self._fa3.plan(_part(batch, first, batch.num_seqs), graph=False),
-        )
+        phase = phase_of(batch, graph=graph)
+        backend, first = self._backends[phase], batch.num_decodes
+        decoder = self._backends["many decodes"]
+        if graph or phase != "long prompts" or first == 0 or decoder is backend:
+            plan = backend.plan(batch, graph=graph)
+            return [Part(tokens=slice(0, batch.num_tokens), backend=backend, plan=plan)]
+        decodes, others = slice_batch(batch, 0, first), slice_batch(batch, first, batch.num_seqs)
+        return [
+            Part(tokens=slice(0, first), backend=decoder, plan=decoder.plan(decodes, graph=False)),
+            Part(tokens=slice(first, None), backend=backend, plan=backend.plan(others, graph=False)),
+        ]
+
+    # -- once a layer --
 
     def run(
-        self, layer: AttnLayer, q: Tensor, k: Tensor | None, v: Tensor | None, kv: KVView, plan: PhasePlan, out: Tensor
+        self,
+        layer: AttnLayer,
+        q: Tensor,
+        k: Tensor | None,
+        v: Tensor | None,
+        kv: KVView,
+        plan: list[Part],
+        out: Tensor,
     ) -> Tensor:
         """q, out [T, H, D]; k, v [T, Hkv, D]. Fills and returns `out`. Each part writes its own keys and values."""
-        n = plan.num_first
-        first, rest = slice(0, n), slice(n, None)
-        for backend, part, tokens in ((self._triton, plan.triton, first), (self._fa3, plan.fa3, rest)):
-            if part is not None:
-                new = (None, None) if k is None or v is None else (k[tokens], v[tokens])
-                backend.run(layer, q[tokens], *new, kv, part, out[tokens])
+        for part in plan:
+            tokens = part.tokens
+            new = (None, None) if k is None or v is None else (k[tokens], v[tokens])
+            part.backend.run(layer, q[tokens], *new, kv, part.plan, out[tokens])
         return out
 
 
-def _part(batch: AttnBatch, start: int, end: int) -> AttnBatch:
+def slice_batch(batch: AttnBatch, start: int, end: int) -> AttnBatch:
     """The leading decodes (start 0), or the sequences from `start` on behind them, as a step of their own."""
     decodes = start == 0
     tokens = slice(0, end) if decodes else slice(start, batch.num_tokens)

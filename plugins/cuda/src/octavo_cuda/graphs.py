@@ -26,6 +26,10 @@ grows with the size."""
 MIXED_TOKENS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048)
 """Steps with prompts in them. Under load nearly every step is one: a full batch of decodes and the next prompts."""
 
+LONG_TOKENS, FEW_SEQS = 1024, 4
+"""Steps of so many tokens in so few sequences are recorded apart: their prompts are long, which other attention kernels
+serve better, and few rows are sampled."""
+
 
 def decode_sizes(max_num_seqs: int) -> list[int]:
     """Batch sizes that get a decode graph: 1, 2, 4, 8, 16, ... and the largest."""
@@ -39,7 +43,7 @@ def decode_sizes(max_num_seqs: int) -> list[int]:
 
 
 def recorded_shapes(limits: BatchLimits) -> list[BatchKey]:
-    """Decode steps of every size up to the largest batch, and small steps that may hold prompts."""
+    """Decode steps of every size up to the largest batch, and steps that may hold prompts: many, or few long ones."""
     decode = [
         BatchKey(num_tokens=size, num_seqs=size, max_q_len=1)
         for size in decode_sizes(min(limits.max_num_seqs, limits.max_num_tokens))
@@ -49,7 +53,12 @@ def recorded_shapes(limits: BatchLimits) -> list[BatchKey]:
         for tokens in MIXED_TOKENS
         if tokens <= limits.max_num_tokens
     ]
-    return [*decode, *mixed]
+    long = [
+        BatchKey(num_tokens=key.num_tokens, num_seqs=FEW_SEQS)
+        for key in mixed
+        if key.num_tokens >= LONG_TOKENS and key.num_seqs > FEW_SEQS
+    ]
+    return [*decode, *mixed, *long]
 
 
 @dataclass(frozen=True, kw_only=True)

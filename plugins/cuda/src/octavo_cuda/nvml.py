@@ -81,6 +81,18 @@ def cards(library: Any = None) -> list[Card]:
     return visible(found, os.environ.get(VISIBLE))
 
 
+def driver_version(library: Any = None) -> str:
+    """The driver's version. Raises NvmlError without a working driver."""
+    nvml = library or load_library()
+    buffer = ctypes.create_string_buffer(TEXT_BYTES)
+    ask(nvml, "nvmlInit_v2")
+    try:
+        ask(nvml, "nvmlSystemGetDriverVersion", buffer, ctypes.c_uint(TEXT_BYTES))
+    finally:
+        ask(nvml, "nvmlShutdown")
+    return buffer.value.decode()
+
+
 def ask(nvml: Any, function: str, *arguments: Any) -> None:
     """Call NVML. Raises NvmlError with the function and its return code."""
     code = getattr(nvml, function)(*arguments)

@@ -29,7 +29,8 @@ def register_triton(registry: KernelRegistry, device: Device) -> None:
     from octavo.triton import activation, bookkeeping, logits, norm, rope, sampling, topk_topp
     from octavo.triton.attention_backend import TritonAttention
     from octavo_cuda.attention import Fa3Attention
-    from octavo_cuda.attention_phases import PhaseAttention
+    from octavo_cuda.attention_flashinfer import FlashInferAttention
+    from octavo_cuda.attention_phases import AutoAttention
     from octavo_cuda.fp8 import Fp8Linear
     from octavo_cuda.int4 import Int4Linear
     from octavo_cuda.linear import TritonLinear
@@ -38,8 +39,9 @@ def register_triton(registry: KernelRegistry, device: Device) -> None:
 
     tuning = tuning_for(device.describe().name)
     triton_attention = TritonAttention.with_tuning(tuning.attention)
-    registry.attention(PhaseAttention.with_triton(triton_attention), priority=30)
-    registry.attention(Fa3Attention, priority=20)
+    registry.attention(AutoAttention.of(Fa3Attention, FlashInferAttention, triton_attention), priority=40)
+    registry.attention(Fa3Attention, priority=30)
+    registry.attention(FlashInferAttention, priority=20)
     registry.attention(triton_attention, priority=10)
     registry.linear(Fp8Linear, priority=30)
     registry.linear(Int4Linear, priority=30)
