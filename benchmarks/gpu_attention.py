@@ -26,7 +26,7 @@ from octavo.plugin import AttentionSpec, AttnBatch, AttnLayer, BatchLimits, Devi
 from octavo.plugin.torch import HOST, TorchDevice
 from octavo.runner.kvcache import allocate
 from octavo.testing.conformance.paged import kv_spec_of
-from octavo.triton.attention_backend import TritonAttention, TritonPlan
+from octavo.triton.attention_backend import TritonAttention
 from octavo.triton.attention_tuning import AttentionTuning
 
 SPEC = AttentionSpec(
@@ -61,13 +61,6 @@ def shrink(lens: Lens, factor: int) -> Lens:
     """The same shape with shorter and fewer sequences."""
     kept = lens[:: min(factor, len(lens))]
     return [(max(context // factor, 1), max(min(new, context) // factor, 1)) for context, new in kept]
-
-
-class AttendOnly(TritonAttention):
-    """Leaves out the writing of new keys and values."""
-
-    def _write(self, layer: AttnLayer, k: torch.Tensor, v: torch.Tensor, kv: KVView, plan: TritonPlan) -> None:
-        """The cache is full of random numbers already."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,15 +167,24 @@ def microseconds(step: Call, device: Device, *, num_layers: int, seconds: float)
 
 
 def measure(
-    backend: type[TritonAttention], spec: AttentionSpec, lens: Lens, inputs: Inputs, device: Device, seconds: float
+    backend: type[TritonAttention],
+    spec: AttentionSpec,
+    lens: Lens,
+    inputs: Inputs,
+    device: Device,
+    seconds: float,
+    *,
+    write: bool = False,
 ) -> float:
-    """Microseconds of one layer of `backend`."""
+    """Microseconds of one layer of `backend`. write: new keys and values too; else they lie in the cache already."""
     instance = backend(spec, limits_of(lens), device)
     plan = instance.plan(inputs.batch, graph=False)
 
+    new = (inputs.k, inputs.v) if write else (None, None)
+
     def step() -> None:
         for index, cache in enumerate(inputs.caches):
-            instance.run(AttnLayer(index=index), inputs.q, inputs.k, inputs.v, cache, plan, inputs.out)
+            instance.run(AttnLayer(index=index), inputs.q, *new, cache, plan, inputs.out)
 
     return microseconds(step, device, num_layers=len(inputs.caches), seconds=seconds)
 
@@ -237,7 +239,7 @@ def sweep(name: str, spec: AttentionSpec, lens: Lens, device: Device, base: Atte
     found: list[tuple[float, AttentionTuning]] = []
     for tuning in tunings(base, prefill=max(new for _, new in lens) > 16):
         try:
-            found.append((measure(AttendOnly.with_tuning(tuning), spec, lens, inputs, device, seconds), tuning))
+            found.append((measure(TritonAttention.with_tuning(tuning), spec, lens, inputs, device, seconds), tuning))
         except OutOfResources as error:
             print(f"passed over {tuning}: {error}")
     print(f"\n## {name}, best of {len(found)}\n\n| us | rate | tuning |\n|---|---|---|")
@@ -275,8 +277,8 @@ def main() -> None:
         for name, lens in chosen.items():
             inputs = build(spec, lens, device, num_layers=1 if on_host else None)
             alone, whole = (
-                measure(cls.with_tuning(base), spec, lens, inputs, device, args.seconds)
-                for cls in (AttendOnly, TritonAttention)
+                measure(TritonAttention.with_tuning(base), spec, lens, inputs, device, args.seconds, write=write)
+                for write in (False, True)
             )
             print(f"| {name} | {alone:.1f} | {rate(spec, lens, alone)} | {whole:.1f} |", flush=True)
             del inputs

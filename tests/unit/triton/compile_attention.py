@@ -23,7 +23,8 @@ from octavo.triton.attention_backend import TritonAttention
 from octavo.triton.attention_decode import decode_kernel
 from octavo.triton.attention_prefill import prefill_kernel
 from octavo.triton.attention_tuning import AttentionTuning
-from octavo.triton.attention_write import kv_write_kernel
+from octavo.triton.attention_write import kv_write_kernel, largest
+from octavo.triton.overlap import start_in_order
 
 TARGETS = {
     "sm_80": (GPUTarget("cuda", 80, 32), AttentionTuning()),
@@ -69,8 +70,8 @@ def main(target_name: str, variant: str) -> None:
     types |= dict.fromkeys(("scale", "v_scale", "k_inverse", "v_inverse"), "fp32")
     no_sinks: dict[str, Any] = {} if spec.sinks else {"sinks": None}
     types |= {"sinks": "*fp32"} if spec.sinks else {}
-    write = {"LIMIT": backend._cache_limit, "HKV": spec.num_kv_heads, "BLOCK_H": spec.num_kv_heads}
-    write |= {"D": spec.head_dim, "N": spec.block_size}
+    write = {"LIMIT": largest(getattr(torch, spec.kv_dtype)), "HKV": spec.num_kv_heads, "BLOCK_H": spec.num_kv_heads}
+    write |= {"D": spec.head_dim, "N": spec.block_size, "k_scales": None, "v_scales": None, "START": start_in_order}
     for kernel, constants in (
         (decode_kernel, {**plan.decode, **no_sinks}),
         (prefill_kernel, {**plan.prefill, **no_sinks}),

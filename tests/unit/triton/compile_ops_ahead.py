@@ -17,7 +17,7 @@ from triton.compiler import ASTSource
 
 import octavo.ops  # noqa: F401  (fills the catalogue)
 from octavo.ops.catalogue import CATALOGUE
-from octavo.triton import activation, bookkeeping, gemv, logits, norm, quantize, rope, sampling, topk_topp
+from octavo.triton import activation, bookkeeping, gemv, int4, logits, norm, quantize, rope, sampling, skinny, topk_topp
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -92,6 +92,16 @@ def cases() -> Iterator[tuple[str, bool, Callable[[], Any]]]:
                 False,
                 lambda t=table, q=q, k=k: rope.qkv_norm_rope(heads.flatten(1), positions, t, q, k, 1e-6, 8, 2),
             )
+            for kind in (dtype, torch.float8_e4m3fn):
+                cache = torch.zeros(2, 2, 16, 128, dtype=kind)
+                rest = (1e-6, 8, 2, cache, cache, positions, *(() if kind is dtype else (weight.float(), 1.0)))
+                yield (
+                    f"qkv_norm_rope_write norm {rows} {kind}",
+                    kind is not dtype,
+                    lambda t=table, q=q, k=k, rest=rest: rope.qkv_norm_rope_write(
+                        heads.flatten(1), positions, t, q, k, *rest
+                    ),
+                )
     yield (
         "qkv_norm_rope unrotated",
         False,
@@ -120,7 +130,6 @@ def cases() -> Iterator[tuple[str, bool, Callable[[], Any]]]:
         config = gemv.GemvConfig(block_n=16, block_k=128, split_k=split_k, dot=rows > 1)
         a, bias = torch.zeros(rows, 1024, dtype=kind), torch.zeros(512, dtype=kind) if split_k > 1 else None
         scale = torch.zeros(512)
-        groups = torch.zeros(512, 8, dtype=kind)
         codes = torch.zeros(512, 1024, dtype=torch.uint8)
         name = f"M={rows} {kind} split {split_k}"
         yield (
@@ -140,14 +149,15 @@ def cases() -> Iterator[tuple[str, bool, Callable[[], Any]]]:
             False,
             lambda a=a, w=codes, s=scale, b=bias, c=config: gemv.gemv_fp8(a, w, s, b, config=c),
         )
-        for zero in (None, groups):
-            yield (
-                f"gemv_int4 {name}",
-                False,
-                lambda a=a, w=codes, s=groups, z=zero, b=bias, c=config: gemv.gemv_int4(
-                    a, w[:, :512], s, z, b, config=c
-                ),
-            )
+    many = torch.zeros(40, 1024, dtype=dtype)
+    yield "skinny fp8", True, lambda: skinny.skinny(many, codes.view(torch.float8_e4m3fn), scale=scale, gate="silu")
+    nibbles, groups = torch.zeros(512, 1100 // 32 * 32, dtype=torch.uint8), torch.zeros(512, 1100 // 32)
+    weight4 = int4.pack(nibbles, groups, groups)
+    for rows in (1, 4, 40, 200):
+        for gate in (None, "silu"):
+            a = torch.zeros(rows, weight4.num_in, dtype=dtype)
+            yield f"int4 M={rows} {gate}", False, lambda a=a, g=gate, w=weight4: int4.product(a, w, gate=g)
+    yield "int4 unpacked", False, lambda: int4.unpack(weight4, dtype)
 
 
 def main() -> int:

@@ -53,6 +53,8 @@ def attend(case: Case, inputs: Inputs, *, tuning: AttentionTuning = SMALL, graph
     out = torch.full_like(inputs.q, float("nan"))
     layer = AttnLayer(index=0, sinks=inputs.sinks)
     assert backend.run(layer, inputs.q, inputs.k, inputs.v, inputs.kv, plan, out) is out
+    again = torch.full_like(inputs.q, float("nan"))
+    assert torch.equal(backend.run(layer, inputs.q, None, None, inputs.kv, plan, again), out), "written already"
     assert all((scratch.arrivals == 0).all() for scratch in backend._scratch.values())
     return out
 

@@ -71,14 +71,6 @@ class Attention:
                 )
                 for name, width in zip(("q_norm", "k_norm"), widths, strict=True)
             )
-        self._qkv_norm_rope = ctx.op(
-            "qkv_norm_rope",
-            num_heads=heads[1],
-            num_kv_heads=kv_heads[1],
-            head_dim=dim,
-            rotated=0 if cos_sin is None else cos_sin.shape[1],
-            norm=(options.qk_norm or "none") if self._q_norm else "none",
-        )
         # A window that no sequence can outgrow is no window: such layers share the group of full attention.
         windowed = options.window is not None and options.window < ctx.limits.max_model_len
         spec = AttentionSpec(
@@ -93,14 +85,26 @@ class Attention:
             softcap=options.softcap,
         )
         self._index, self._spec = ctx.attention_layer(spec)
+        self._kv_group = ctx.attention.kv_of_spec[self._spec]
         self._layer = AttnLayer(index=self._index)
-        self._run = ctx.attention.backends[self._spec].run
+        backend = ctx.attention.backends[self._spec]
+        self._run: Callable[..., Tensor] = backend.run
+        self._written = bool(getattr(backend, "takes_written_kv", False))
+        self._split = ctx.op(
+            "qkv_norm_rope_write" if self._written else "qkv_norm_rope",
+            num_heads=heads[1],
+            num_kv_heads=kv_heads[1],
+            head_dim=dim,
+            rotated=0 if cos_sin is None else cos_sin.shape[1],
+            norm=(options.qk_norm or "none") if self._q_norm else "none",
+        )
         self._out = RowLinear(
             ctx, f"{prefix}.o_proj", options.num_heads * dim, options.hidden_size, bias=options.out_bias
         )
 
     def __call__(self, x: Tensor, step: StepState) -> Tensor:
-        q, k, v = self._qkv_norm_rope(
+        kv, layer = step.kv[self._index], self._layer
+        packed = (
             self._qkv(x),
             step.positions,
             self._cos_sin,
@@ -110,8 +114,13 @@ class Attention:
             self._num_heads,
             self._num_kv_heads,
         )
+        if self._written:
+            slots = step.slots[self._kv_group]
+            q, k, v = self._split(*packed, kv.k, kv.v, slots, layer.k_scale, layer.v_scale)[0], None, None
+        else:
+            q, k, v = self._split(*packed)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        self._run(self._layer, q, k, v, step.kv[self._index], step.plans[self._spec], out)
+        self._run(layer, q, k, v, kv, step.plans[self._spec], out)
         return self._out(out.view(out.shape[0], -1))
 
 

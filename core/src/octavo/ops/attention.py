@@ -43,6 +43,20 @@ def narrowed(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.to(dtype)
 
 
+def divided(x: Tensor, scale: float | Tensor) -> Tensor:
+    """x [n, Hkv, D] over the scale of a cache, see `AttnLayer`: what is stored."""
+    if isinstance(scale, Tensor):
+        return x / scale[:, None]
+    return x if scale == 1.0 else x / scale
+
+
+def multiplied(x: Tensor, scale: float | Tensor) -> Tensor:
+    """What `divided` gave, read back: float32 if there is a scale."""
+    if isinstance(scale, Tensor):
+        return x.float() * scale[:, None]
+    return x if scale == 1.0 else x.float() * scale
+
+
 def paged_attention(
     q: Tensor,
     k_cache: Tensor,
@@ -158,27 +172,24 @@ class ReferenceAttention:
     ) -> Tensor:
         """q, out [T, H, D]; k, v [T, Hkv, D]. Fills and returns `out`; padding tokens become zero.
 
-        A scaled cache stores k / k_scale and v / v_scale; both scales are folded back around the softmax.
+        A scaled cache stores k / k_scale and v / v_scale.
         """
         spec = self._spec
-        if layer.k_scale != 1.0 or layer.v_scale != 1.0:
-            k, v = k / layer.k_scale, v / layer.v_scale
-        kv_write(k, v, kv.k, kv.v, plan.slots)
-        scale = spec.scale * layer.k_scale
+        kv_write(divided(k, layer.k_scale), divided(v, layer.v_scale), kv.k, kv.v, plan.slots)
         for i, start, stop, kv_len in plan.spans:
             keys, values, first = gather_context(kv.k, kv.v, plan.block_table[i], kv_len, stop - start, spec.window)
             out[start:stop] = attend(
                 q[start:stop],
-                keys,
-                values,
+                multiplied(keys, layer.k_scale),
+                multiplied(values, layer.v_scale),
                 kv_len - first,
-                scale,
+                spec.scale,
                 window=spec.window,
                 softcap=spec.softcap,
                 sinks=layer.sinks,
             )
         out[plan.num_tokens :] = 0
-        return out if layer.v_scale == 1.0 else out.mul_(layer.v_scale)
+        return out
 
 
 def _kv_write_samples(dtype: str) -> Iterable[tuple[Any, ...]]:

@@ -122,7 +122,9 @@ class KernelTable:
         if chosen is not None:
             fn = chosen.fn
         elif definition.parts:
-            fn = definition.build({part: self.bind(part, dtype=dtype, device=device) for part in definition.parts})
+            # A part may need to know what the whole was told.
+            parts = {part: self.bind(part, dtype=dtype, device=device, params=params) for part in definition.parts}
+            fn = definition.build(parts)
         else:
             fn = definition.reference
         self._note(name, dtype, chosen.provider if chosen else REFERENCE, refused)

@@ -43,3 +43,9 @@ def define(op: OpDef) -> OpDef:
     assert op.name not in CATALOGUE, f"op {op.name} is defined twice"
     CATALOGUE[op.name] = op
     return op
+
+
+def reference(name: str) -> Callable[..., Any]:
+    """The reference of an op as a plain function of its arguments; a composite's is made of its parts' references."""
+    op = CATALOGUE[name]
+    return op.build({part: reference(part) for part in op.parts}) if op.parts else op.reference

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from octavo.ops.attention import divided
 from octavo.ops.catalogue import DEFAULT_TOLERANCE, OpDef, define
 from octavo.ops.samples import gaussian, integers
 
@@ -51,9 +52,9 @@ def qkv_norm_rope(
     q_weight, k_weight: None (no norm), [D] (each head by itself) or [H D] and [Hkv D] (a token's heads as one row).
     The results may be views of qkv (rows strided, the last dimension contiguous), which the caller gives up.
     """
-    num_tokens = qkv.shape[0]
-    head_dim = qkv.shape[1] // (num_heads + 2 * num_kv_heads)
-    heads = qkv.view(num_tokens, -1, head_dim)
+    num_packed = num_heads + 2 * num_kv_heads
+    head_dim = qkv.shape[1] // num_packed
+    heads = qkv.unflatten(1, (num_packed, head_dim))
     q, k, v = torch.split(heads, [num_heads, num_kv_heads, num_kv_heads], dim=1)
     if q_weight is not None and k_weight is not None:
         if q_weight.shape[0] == head_dim:
@@ -64,6 +65,31 @@ def qkv_norm_rope(
     if cos_sin is not None:
         q, k = ops.rope(q, k, positions, cos_sin)
     return q, k, v
+
+
+def qkv_norm_rope_write(
+    ops: Any,
+    qkv: Tensor,
+    positions: Tensor,
+    cos_sin: Tensor | None,
+    q_weight: Tensor | None,
+    k_weight: Tensor | None,
+    eps: float,
+    num_heads: int,
+    num_kv_heads: int,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slots: Tensor,
+    k_scale: float | Tensor = 1.0,
+    v_scale: float | Tensor = 1.0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`qkv_norm_rope`, and keys and values go straight into the cache. Returns q [T, H, D] and both caches.
+
+    The first nine arguments as there; caches and slots as in `kv_write`. k / k_scale and v / v_scale are stored; a
+    scale is a number, or float32 [Hkv]. q may be a view of qkv, which the caller gives up.
+    """
+    q, k, v = ops.qkv_norm_rope(qkv, positions, cos_sin, q_weight, k_weight, eps, num_heads, num_kv_heads)
+    return q, *ops.kv_write(divided(k, k_scale), divided(v, v_scale), k_cache, v_cache, slots)
 
 
 def _table(num_positions: int, rotated: int, dtype: str) -> Tensor:
@@ -85,6 +111,7 @@ def _qkv_samples(dtype: str) -> Iterable[tuple[Any, ...]]:
         (1, 4, 2, 64, ""),
         (7, 6, 2, 64, "head"),
         (5, 4, 4, 32, "row"),
+        (0, 4, 2, 64, "head"),
     ):
         qkv = gaussian(tokens, (heads + 2 * kv_heads) * dim, dtype=dtype, seed=1)
         widths = {"": None, "head": (dim, dim), "row": (heads * dim, kv_heads * dim)}[norm]
@@ -94,8 +121,21 @@ def _qkv_samples(dtype: str) -> Iterable[tuple[Any, ...]]:
         yield qkv, positions, None, *weights, 1e-6, heads, kv_heads
 
 
+def _written_samples(dtype: str) -> Iterable[tuple[Any, ...]]:
+    for i, sample in enumerate(_qkv_samples(dtype)):
+        qkv, heads, kv_heads = sample[0], *sample[6:8]
+        head_dim = qkv.shape[1] // (heads + 2 * kv_heads)
+        # Either order of heads and offsets within a block; scales are powers of two, which divide exactly.
+        shape = (3, kv_heads, 16, head_dim) if i % 2 else (3, 16, kv_heads, head_dim)
+        caches = [torch.zeros(shape, dtype=qkv.dtype) for _ in range(2)]
+        caches = caches if i % 2 else [cache.transpose(1, 2) for cache in caches]
+        slots = torch.randperm(48, generator=torch.Generator().manual_seed(3))[: len(qkv)]
+        by_head = 2.0 ** torch.arange(kv_heads)
+        yield *sample, *caches, slots, *((0.5, 4.0), (by_head, 1 / by_head), (1.0, 1.0))[i % 3]
+
+
 def _qkv_params(sample: tuple[Any, ...]) -> dict[str, object]:
-    qkv, _, cos_sin, q_weight, _, _, num_heads, num_kv_heads = sample
+    qkv, _, cos_sin, q_weight, _, _, num_heads, num_kv_heads = sample[:8]
     head_dim = qkv.shape[1] // (num_heads + 2 * num_kv_heads)
     norm = "none" if q_weight is None else "head" if q_weight.shape[0] == head_dim else "row"
     return {
@@ -116,5 +156,15 @@ define(
         samples=_qkv_samples,
         tolerance=DEFAULT_TOLERANCE,
         parts=("rms_norm", "rope"),
+    )
+)
+define(
+    OpDef(
+        name="qkv_norm_rope_write",
+        params=_qkv_params,
+        reference=qkv_norm_rope_write,
+        samples=_written_samples,
+        tolerance=DEFAULT_TOLERANCE,
+        parts=("qkv_norm_rope", "kv_write"),
     )
 )

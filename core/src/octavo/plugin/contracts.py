@@ -107,12 +107,15 @@ AttnPlan = Any
 
 @dataclass(frozen=True, kw_only=True)
 class AttnLayer:
-    """What differs between layers of one backend. sinks: float32 [H] or None."""
+    """What differs between layers of one backend. sinks: float32 [H] or None.
+
+    k_scale, v_scale: the cache holds k / k_scale and v / v_scale; a number, or float32 [num_kv_heads].
+    """
 
     index: int
     sinks: Tensor | None = None
-    k_scale: float = 1.0
-    v_scale: float = 1.0
+    k_scale: float | Tensor = 1.0
+    v_scale: float | Tensor = 1.0
 
 
 class AttentionBackend(Protocol):
@@ -253,6 +256,10 @@ class GraphRunner(Protocol):
 
     `fn` takes no argument: it reads the runner's persistent input buffers, which keep their addresses, and returns
     its outputs, which `run` returns again (the same tensors for a capturing runner).
+
+    `keys`: the shapes worth recording. Core prepares decode shapes and those of few tokens before the first request,
+    the largest first, and each other one behind the first step of its shape; with `PlatformCaps.graph` "aot" all of
+    them at once. `prepare` may run `fn` as often as it likes: core calls it with sequences that are nobody's.
     """
 
     def keys(self, limits: BatchLimits) -> Sequence[BatchKey]: ...

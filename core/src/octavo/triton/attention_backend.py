@@ -29,7 +29,7 @@ from octavo.triton.attention_tuning import (
     power_of_two,
     prefill_tiles,
 )
-from octavo.triton.attention_write import kv_write_kernel
+from octavo.triton.attention_write import kv_write
 
 Tensor = torch.Tensor
 
@@ -82,6 +82,7 @@ class TritonAttention:
     """
 
     name: ClassVar[str] = "triton"
+    takes_written_kv: ClassVar[bool] = True
     tuning: ClassVar[AttentionTuning] = AttentionTuning()
 
     @classmethod
@@ -162,7 +163,6 @@ class TritonAttention:
             "num_warps": tuning.prefill_warps,
             "num_stages": prefill_stages,
         }
-        self._cache_limit = torch.finfo(torch.float8_e4m3fn).max if spec.kv_dtype != spec.dtype else 0.0
         self._scratch: dict[tuple[int, int], Scratch] = {}
 
     # -- once a step --
@@ -232,15 +232,16 @@ class TritonAttention:
     # -- once a layer --
 
     def run(
-        self, layer: AttnLayer, q: Tensor, k: Tensor, v: Tensor, kv: KVView, plan: TritonPlan, out: Tensor
+        self, layer: AttnLayer, q: Tensor, k: Tensor | None, v: Tensor | None, kv: KVView, plan: TritonPlan, out: Tensor
     ) -> Tensor:
-        """q, out [T, H, D]; k, v [T, Hkv, D]. Fills and returns `out`; padding tokens become zero.
+        """q, out [T, H, D]; k, v [T, Hkv, D], or None if written. Fills and returns `out`; padding tokens become zero.
 
         A scaled cache stores k / k_scale and v / v_scale; both are folded back in registers.
         """
         assert (layer.sinks is not None) == self._spec.sinks, "the spec and the layer disagree about sinks"
-        q, k, v = (t if t.stride(2) == 1 else t.contiguous() for t in (q, k, v))
-        self._write(layer, k, v, kv, plan)
+        if k is not None and v is not None:
+            kv_write(in_order(k), in_order(v), kv, plan.slots, layer.k_scale, layer.v_scale)
+        q = in_order(q)
         scratch = plan.scratch
         inputs = (q, kv.k, kv.v, out, layer.sinks, plan.block_table, plan.q_starts, plan.kv_lens)
         table_stride = plan.block_table.stride(0)
@@ -266,22 +267,7 @@ class TritonAttention:
             )
         return out
 
-    def _write(self, layer: AttnLayer, k: Tensor, v: Tensor, kv: KVView, plan: TritonPlan) -> None:
-        kv_write_kernel[(plan.num_tokens,)](
-            k,
-            v,
-            kv.k,
-            kv.v,
-            plan.slots,
-            *k.stride()[:2],
-            *v.stride()[:2],
-            *kv.k.stride()[:3],
-            *kv.v.stride()[:3],
-            1.0 / layer.k_scale,
-            1.0 / layer.v_scale,
-            LIMIT=self._cache_limit,
-            HKV=self._spec.num_kv_heads,
-            BLOCK_H=power_of_two(self._spec.num_kv_heads),
-            D=self._spec.head_dim,
-            N=self._spec.block_size,
-        )
+
+def in_order(heads: Tensor) -> Tensor:
+    """The same [T, heads, D], copied if the numbers of a head do not lie side by side."""
+    return heads if heads.stride(2) == 1 else heads.contiguous()
