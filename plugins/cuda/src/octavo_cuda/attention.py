@@ -141,27 +141,6 @@ class Fa3Attention:
 
 def load_write() -> Callable[[Tensor, Tensor, KVView, Tensor], None]:
     """(k, v, cache, slots): one launch that writes both. Triton is imported only by those who use it."""
-    from octavo.triton.attention_write import kv_write_kernel
+    from octavo.triton.attention_write import kv_write
 
-    def write(k: Tensor, v: Tensor, kv: KVView, slots: Tensor) -> None:
-        num_heads, head_dim = k.shape[1:]
-        kv_write_kernel[(slots.shape[0],)](
-            k,
-            v,
-            kv.k,
-            kv.v,
-            slots,
-            *k.stride()[:2],
-            *v.stride()[:2],
-            *kv.k.stride()[:3],
-            *kv.v.stride()[:3],
-            1.0,
-            1.0,
-            LIMIT=0.0,
-            HKV=num_heads,
-            BLOCK_H=1 << (num_heads - 1).bit_length(),
-            D=head_dim,
-            N=kv.k.shape[2],
-        )
-
-    return write
+    return kv_write
