@@ -50,8 +50,9 @@ def register_triton(registry: KernelRegistry, device: Device) -> None:
     for fn, inplace in (
         (partial(norm.rms_norm, overlap=overlap), False),
         (partial(norm.add_rms_norm, overlap=overlap), True),
-        (rope.rope, False),
-        (rope.qkv_norm_rope, True),
+        (partial(rope.rope, overlap=overlap), False),
+        (partial(rope.qkv_norm_rope, overlap=overlap), True),
+        (partial(rope.qkv_norm_rope_write, overlap=overlap), True),
         (partial(activation.act_and_mul, overlap=overlap), False),
         (bookkeeping.begin_step, True),
         (bookkeeping.commit_tokens, True),
