@@ -26,6 +26,7 @@ from octavo.ops.catalogue import CATALOGUE
 from octavo.plugin import BatchKey, BatchLimits, Device, MemInfo, PlatformCaps, PlatformInfo, Probe, hookimpl
 from octavo.plugin.torch import TorchDevice
 from octavo.testing.tiny import make_model
+from octavo_cuda import graphs
 from octavo_cuda.graphs import recorded_shapes
 from octavo_cuda.ops import register, register_triton
 
@@ -108,8 +109,10 @@ def test_every_registered_op_is_in_the_catalogue_and_attention_can_be_recorded()
 @pytest.mark.slow
 @pytest.mark.parametrize("model_type", ["llama", "qwen3"])
 def test_recorded_shapes_give_the_tokens_of_the_cpu_platform(
-    interpreted: None, tmp_path: Path, model_type: str
+    interpreted: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, model_type: str
 ) -> None:
+    monkeypatch.setattr(graphs, "LONG_TOKENS", 16)
+    monkeypatch.setattr(graphs, "FEW_SEQS", 2)
     model = str(make_model(tmp_path, model_type, tokenizer=False))
     options = {"max_model_len": 64, "max_num_seqs": 3, "max_num_batched_tokens": 32, "num_kv_blocks": 40}
     params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, detokenize=False)
@@ -119,6 +122,8 @@ def test_recorded_shapes_give_the_tokens_of_the_cpu_platform(
         with LLM(model, platform=platform, dtype="float32", skip_tokenizer_init=True, **options) as llm:
             Again.used.clear()
             outputs = llm.generate(PROMPTS, params, use_tqdm=False)
+            outputs += llm.generate([[12] * 25], params, use_tqdm=False)
         tokens[platform] = [list(o.outputs[0].token_ids) for o in outputs]
     assert tokens["interpreted"] == tokens["cpu"]
     assert {key.max_q_len for key in Again.used} == {0, 1}, "prompts and decoding both went through recorded shapes"
+    assert {key.num_seqs for key in Again.used if key.num_tokens >= 16} == {2, 3}, "few long prompts have their own"
