@@ -76,7 +76,7 @@ def test_the_fastest_is_chosen_and_told_with_the_times_of_all(made_time: list[st
     choice = choose([Quick, Slow], SPEC, LIMITS, DEVICE)
     assert choice.best == dict.fromkeys(PHASES, Quick)
     assert choice.why.startswith("few decodes: quick 50.0 us (slow 500.0); many decodes: quick 50.0 us (slow 500.0); ")
-    assert f"measured now, kept in {cache_file(facts([Quick, Slow], SPEC, DEVICE))}" in choice.why
+    assert f"measured now, kept in {cache_file(facts([Quick, Slow], SPEC, LIMITS, DEVICE))}" in choice.why
     assert sorted(made_time) == ["quick"] * 4 + ["slow"] * 4
 
 
@@ -89,13 +89,13 @@ def test_what_was_measured_once_is_not_measured_again(made_time: list[str]) -> N
     assert "; measured 20" in again.why
 
 
-@pytest.mark.parametrize("change", ["card", "driver", "spec", "version"])
-def test_another_card_driver_kind_or_version_is_measured_anew(
+@pytest.mark.parametrize("change", ["card", "driver", "spec", "limits", "version"])
+def test_another_card_driver_version_kind_or_limit_is_measured_anew(
     made_time: list[str], monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
     choose([Quick, Slow], SPEC, LIMITS, DEVICE)
     made_time.clear()
-    spec = SPEC
+    spec, limits = SPEC, LIMITS
     if change == "card":
         description = replace(DEVICE.describe(), name="other")
         monkeypatch.setattr(DEVICE, "describe", lambda: description)
@@ -103,9 +103,11 @@ def test_another_card_driver_kind_or_version_is_measured_anew(
         monkeypatch.setattr(attention_choice, "driver_version", lambda: "590.1")
     elif change == "version":
         monkeypatch.setattr(Quick, "version", lambda: "2", raising=False)
-    else:
+    elif change == "spec":
         spec = replace(SPEC, window=32)
-    choose([Quick, Slow], spec, LIMITS, DEVICE)
+    else:
+        limits = replace(LIMITS, max_model_len=64)
+    choose([Quick, Slow], spec, limits, DEVICE)
     assert len(made_time) == 8
 
 
@@ -127,7 +129,7 @@ def test_another_card_driver_kind_or_version_is_measured_anew(
 def test_a_broken_file_is_reported_and_replaced(
     made_time: list[str], caplog: pytest.LogCaptureFixture, content: Any
 ) -> None:
-    key = facts([Quick, Slow], SPEC, DEVICE)
+    key = facts([Quick, Slow], SPEC, LIMITS, DEVICE)
     path = cache_file(key)
     path.parent.mkdir(parents=True)
     if isinstance(content, dict):
@@ -171,7 +173,7 @@ def test_a_backend_that_fails_or_answers_otherwise_is_not_chosen(
         assert choice.best == dict.fromkeys(PHASES, Quick)
         assert "mixed: quick 50.0 us (slow 500.0, odd failed)" in choice.why
         assert text in caplog.text
-        cache_file(facts([Odd, Quick, Slow], SPEC, DEVICE)).unlink()
+        cache_file(facts([Odd, Quick, Slow], SPEC, LIMITS, DEVICE)).unlink()
 
 
 def test_if_all_fail_the_last_one_serves(monkeypatch: pytest.MonkeyPatch) -> None:

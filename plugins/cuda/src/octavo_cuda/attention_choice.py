@@ -1,8 +1,8 @@
 """Which attention backend serves which phase on this card: measured once, kept on disk.
 
 Each backend runs a typical batch of each phase, recorded as a whole step would be, with its cost on the host added.
-What it answers must agree with the others. The times are kept in a file by card, driver, versions and kind of layer,
-under $XDG_CACHE_HOME/octavo (~/.cache/octavo); without it, or if it cannot be read, they are measured anew.
+What it answers must agree with the others. The times are kept in a file by card, driver, versions, kind of layer and
+limits, under $XDG_CACHE_HOME/octavo (~/.cache/octavo); without it, or if it cannot be read, they are measured anew.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Choice:
 
 def choose(classes: Sequence[type[Any]], spec: AttentionSpec, limits: BatchLimits, device: Device) -> Choice:
     """The fastest of `classes` for each phase, from the file or measured now. The last one is the yardstick."""
-    key = facts(classes, spec, device)
+    key = facts(classes, spec, limits, device)
     found = read(key, [cls.name for cls in classes])
     if found is None:
         with device.inference():
@@ -226,8 +226,8 @@ def replayed(call: Callable[[], object], device: Device) -> float:
 # -- the file --
 
 
-def facts(classes: Sequence[type[Any]], spec: AttentionSpec, device: Device) -> dict[str, Any]:
-    """All that the times depend on."""
+def facts(classes: Sequence[type[Any]], spec: AttentionSpec, limits: BatchLimits, device: Device) -> dict[str, Any]:
+    """All that the times depend on. The limits cut the samples, and size what backends launch."""
     import triton
 
     try:
@@ -243,6 +243,7 @@ def facts(classes: Sequence[type[Any]], spec: AttentionSpec, device: Device) -> 
         # Core's backend has no package of its own but a tuning.
         "backends": {c.name: c.version() if hasattr(c, "version") else repr(getattr(c, "tuning", "")) for c in classes},
         "spec": asdict(spec),
+        "limits": asdict(limits),
     }
 
 
