@@ -12,7 +12,6 @@ from octavo.discovery import load, select
 from octavo.engine.info import ModelInfo
 from octavo.engine.loop import EngineLoop
 from octavo.features import negotiate
-from octavo.parallel.communicator import abandon
 from octavo.parallel.leader import RankedExecutor
 from octavo.parallel.ranks import start_ranks
 from octavo.runner.runner import ModelRunner
@@ -75,7 +74,7 @@ def build_ranks(config: EngineConfig, platform: ActivePlatform, *, progress: Pro
             ranks.meet("ready", kv_state(worker))
     except BaseException:
         ranks.close()
-        abandon()
+        ranks.abandon()
         raise
     ready = worker.executor.ready if isinstance(worker.executor, ModelRunner) else None
     return replace(worker, executor=RankedExecutor(worker.executor, ranks, worker.comm, ready=ready))

@@ -86,8 +86,12 @@ def leave() -> None:
 
 def abandon() -> None:
     """Undo `join` without the others, of whom one is gone: collectives that wait for it end with an error."""
-    if dist.is_initialized():
+    if not dist.is_initialized():
+        return
+    try:
         dist.distributed_c10d._abort_process_group()
+    except RuntimeError:  # gloo cannot abort in every version of torch; its collectives end with their connections
+        dist.destroy_process_group()
 
 
 def open_channels(comm: Communicator, device: torch.device) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from octavo.parallel.communicator import abandon, leave
+from octavo.parallel.communicator import leave
 from octavo.parallel.ranks import Ranks
 from octavo.parallel.wire import encode_batch
 from octavo.plugin.contracts import Communicator, ModelExecutor
@@ -48,7 +48,7 @@ class RankedExecutor:
         """End all ranks. If one is lost, what this process holds is left to its end: it may wait for that rank."""
         if self._ranks.failed:
             self._ranks.close()
-            abandon()
+            self._ranks.abandon()
             return
         self._ranks.stop()
         self._executor.close()

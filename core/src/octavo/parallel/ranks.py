@@ -104,7 +104,8 @@ class Ranks:
         self._news = threading.Condition()
         self._noticed = threading.Event()
         self._closing = False
-        self._abort: Callable[[], None] = lambda: None
+        self.abandon: Callable[[], None] = lambda: None
+        """Leaves the process group without the others, once there is one. For when a rank is lost."""
         for process in processes.values():
             atexit.register(process.kill)
         self._watcher = threading.Thread(target=self._watch, name="octavo-rank-watch", daemon=True)
@@ -128,7 +129,7 @@ class Ranks:
 
         port = self._port.getsockname()[1]
         join(0, len(self._processes) + 1, backend=backend, port=port, listener=self._port)
-        self._abort = abandon
+        self.abandon = abandon
 
     def _not_at(self, stage: str) -> list[int]:
         return [r for r in self._processes if r not in self._reached or self._reached[r].stage != stage]
@@ -257,7 +258,7 @@ class Ranks:
         if self._noticed.wait(UNBLOCK_S):
             return
         log.error("%s; collectives that wait for it are aborted", message)
-        self._abort()
+        self.abandon()
         if not self._noticed.wait(UNBLOCK_S) and multiprocessing.parent_process() is not None:
             log.critical("%s, and the device of rank 0 still waits for it: this process ends", message)
             os._exit(1)
