@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from octavo.plugin import (
+    Communicator,
     ConfigPatch,
     Device,
     GraphRunner,
+    GroupSpec,
     KernelRegistry,
     PlatformCaps,
     PlatformInfo,
@@ -117,7 +119,8 @@ def platform_configure(config: EngineConfig, caps: PlatformCaps) -> Sequence[Con
 
 @hookimpl
 def platform_launch(config: EngineConfig, caps: PlatformCaps) -> WorkerLaunch:
-    return WorkerLaunch(visible_env="CUDA_VISIBLE_DEVICES")
+    # Every rank sees all cards and takes its own by number: cards that are hidden cannot be read by their peers.
+    return WorkerLaunch(visible_env=None)
 
 
 @hookimpl
@@ -132,6 +135,13 @@ def register_kernels(registry: KernelRegistry, device: Device, caps: PlatformCap
     from octavo_cuda.ops import register
 
     register(registry, device, triton=caps.triton)
+
+
+@hookimpl
+def make_communicator(group: GroupSpec, device: Device) -> Communicator:
+    from octavo_cuda.communicator import CudaCommunicator
+
+    return CudaCommunicator(group, device.torch_device)
 
 
 @hookimpl
