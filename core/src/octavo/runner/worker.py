@@ -188,7 +188,7 @@ def run_largest(runner: ModelRunner, limits: BatchLimits) -> None:
     num_seqs = min(limits.max_num_seqs, limits.max_num_tokens)
     counts = np.full(num_seqs, limits.max_num_tokens // num_seqs, np.int32)
     counts = np.minimum(counts, limits.max_model_len - 1).astype(np.int32)
-    params = SamplingParams(temperature=0.0)
+    params = SamplingParams(temperature=1.0, top_p=0.9)  # filters need several copies of the logits
     admits = [
         Admit(row=i, token_ids=np.zeros(int(n), np.int32), num_prompt_tokens=int(n), params=params, seed=0)
         for i, n in enumerate(counts)

@@ -15,6 +15,8 @@ import torch
 import triton
 import triton.language as tl
 
+from octavo.triton.overlap import IN_ORDER, Overlap
+
 Tensor = torch.Tensor
 
 GOLDEN = tl.constexpr(0x9E3779B9)
@@ -84,7 +86,9 @@ def _scan_kernel(
     RANDOM: tl.constexpr,
     SINGLE: tl.constexpr,
     BLOCK: tl.constexpr,
+    START: tl.constexpr,
 ):
+    START()
     row, part = tl.program_id(0), tl.program_id(1)
     lane = tl.arange(0, BLOCK)
     best = tl.full([BLOCK], float("-inf"), tl.float32)
@@ -119,7 +123,8 @@ def _scan_kernel(
 
 
 @triton.jit(do_not_specialize=["num_parts"])
-def _choose_kernel(candidates_ptr, peaks_ptr, out_ptr, num_parts, BLOCK: tl.constexpr):
+def _choose_kernel(candidates_ptr, peaks_ptr, out_ptr, num_parts, BLOCK: tl.constexpr, START: tl.constexpr):
+    START()
     row = tl.program_id(0)
     part = tl.arange(0, BLOCK)
     mask = part < num_parts
@@ -134,6 +139,8 @@ def _scan(
     seeds: Tensor | None = None,
     positions: Tensor | None = None,
     rows: Tensor | None = None,
+    *,
+    overlap: Overlap,
 ) -> Tensor:
     num_rows, vocab = logits.shape
     out = torch.empty((num_rows,), dtype=torch.int64, device=logits.device)
@@ -161,25 +168,37 @@ def _scan(
         RANDOM=temperature is not None,
         SINGLE=num_parts == 1,
         BLOCK=BLOCK,
+        START=overlap.start,
         num_warps=8,
+        **overlap.options,
     )
     if num_parts > 1:
         block = triton.next_power_of_2(num_blocks)  # of the vocabulary alone, so that it is compiled once
-        _choose_kernel[(num_rows,)](candidates, peaks, out, num_parts, BLOCK=block, num_warps=1)
+        _choose_kernel[(num_rows,)](
+            candidates, peaks, out, num_parts, BLOCK=block, START=overlap.start, num_warps=1, **overlap.options
+        )
     return out
 
 
-def greedy(logits: Tensor) -> Tensor:
+def greedy(logits: Tensor, *, overlap: Overlap = IN_ORDER) -> Tensor:
     """The op `greedy`: most likely token ids int64 [N], the lowest of equals; -1 where a row's logits hold NaN or
     allow no token."""
-    return _scan(logits)
+    return _scan(logits, overlap=overlap)
 
 
-def sample(logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor, rows: Tensor | None = None) -> Tensor:
+def sample(
+    logits: Tensor,
+    temperature: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+    rows: Tensor | None = None,
+    *,
+    overlap: Overlap = IN_ORDER,
+) -> Tensor:
     """The op `sample`: token ids int64 [N] by Gumbel-max; temperature float32 [N], seeds and positions int64 [N].
     With rows int64 [N], temperature and seeds are a table's.
 
     The hash equals the reference's bits; its logarithms and the division by the temperature may differ in the last
     place, which changes a token only where two candidates are that close.
     """
-    return _scan(logits, temperature, seeds, positions, rows)
+    return _scan(logits, temperature, seeds, positions, rows, overlap=overlap)
