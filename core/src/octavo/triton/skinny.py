@@ -162,7 +162,7 @@ def _skinny_kernel(
 
 def padded_rows(num_rows: int) -> int:
     """The rows that a product of `num_rows` is computed with."""
-    return max(MIN_ROWS, triton.next_power_of_2(num_rows))
+    return max(MIN_ROWS, 1 << (num_rows - 1).bit_length())
 
 
 def default_config(num_out: int, num_in: int, num_rows: int, *, num_cores: int = 132) -> SkinnyConfig:

@@ -9,7 +9,7 @@ Shapes: T tokens, K in_features, N out_features.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -128,7 +128,10 @@ class TritonLinear:
     def __init__(self) -> None:
         from octavo.triton import activation, gemv, skinny
 
-        self._products = {gemv.GemvConfig: gemv.gemv, skinny.SkinnyConfig: skinny.skinny}
+        self._products: dict[type[Any], Callable[..., Tensor]] = {
+            gemv.GemvConfig: gemv.gemv,
+            skinny.SkinnyConfig: skinny.skinny,
+        }
         self._act_and_mul = activation.act_and_mul
 
     def prepare(self, weights: Mapping[str, Tensor], spec: LinearSpec, device: Device) -> ProductWeight:

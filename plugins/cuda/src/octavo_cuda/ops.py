@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from functools import partial
+from typing import Any
 
 from octavo.plugin import Device, KernelRegistry
 from octavo_cuda.linear import CublasLinear
@@ -47,20 +48,19 @@ def register_triton(registry: KernelRegistry, device: Device) -> None:
     registry.linear(Int4Linear, priority=30)
     registry.linear(TritonLinear.with_table(tuning.products), priority=20)
     overlap = overlap_for(getattr(device, "capability", (0, 0)))
-    for fn, inplace in (
-        (partial(norm.rms_norm, overlap=overlap), False),
-        (partial(norm.add_rms_norm, overlap=overlap), True),
-        (partial(rope.rope, overlap=overlap), False),
-        (partial(rope.qkv_norm_rope, overlap=overlap), True),
-        (partial(rope.qkv_norm_rope_write, overlap=overlap), True),
-        (partial(activation.act_and_mul, overlap=overlap), False),
-        (partial(bookkeeping.begin_step, overlap=overlap), True),
-        (partial(bookkeeping.commit_tokens, overlap=overlap), True),
-        (partial(sampling.greedy, overlap=overlap), False),
-        (partial(sampling.sample, overlap=overlap), False),
-        (logits.penalties, True),
-        (logits.min_p, True),
-        (logits.apply_bitmask, True),
-        (topk_topp.topk_topp, True),
-    ):
-        registry.op(getattr(fn, "func", fn).__name__, fn, provider=PROVIDER, priority=10, inplace=inplace)
+    starts_early: tuple[tuple[Any, bool], ...] = (
+        (norm.rms_norm, False),
+        (norm.add_rms_norm, True),
+        (rope.rope, False),
+        (rope.qkv_norm_rope, True),
+        (rope.qkv_norm_rope_write, True),
+        (activation.act_and_mul, False),
+        (bookkeeping.begin_step, True),
+        (bookkeeping.commit_tokens, True),
+        (sampling.greedy, False),
+        (sampling.sample, False),
+    )
+    for fn, inplace in starts_early:
+        registry.op(fn.__name__, partial(fn, overlap=overlap), provider=PROVIDER, priority=10, inplace=inplace)
+    for fn in (logits.penalties, logits.min_p, logits.apply_bitmask, topk_topp.topk_topp):
+        registry.op(fn.__name__, fn, provider=PROVIDER, priority=10, inplace=True)
