@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 from huggingface_hub.errors import StrictDataclassError
-from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
+from transformers import PretrainedConfig
 
 from octavo.errors import CheckpointError, UnsupportedModelError
+from octavo.weights.config_classes import config_class
 from octavo.weights.gguf_header import GGUFHeader
 
 REQUIRED = object()
@@ -79,9 +80,9 @@ def config_of(header: GGUFHeader) -> PretrainedConfig:
         values["rope_parameters"] = _rope(header, values["head_dim"])
         arch.extend(header, values)
         for setting, tensor in (("attention_bias", "attn_output.bias"), ("mlp_bias", "ffn_down.bias")):
-            if hasattr(CONFIG_MAPPING[arch.model_type], setting):
+            if hasattr(config_class(arch.model_type), setting):
                 values[setting] = f"blk.0.{tensor}" in shapes
-        config = AutoConfig.for_model(arch.model_type, **values)
+        config = config_class(arch.model_type)(**values)
     except (ValueError, TypeError, ZeroDivisionError, StrictDataclassError) as error:
         raise CheckpointError(
             f"its metadata gives no valid {arch.model_type} config: {error}", path=str(header.path)

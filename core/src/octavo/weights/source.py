@@ -15,6 +15,7 @@ from transformers import AutoConfig, PretrainedConfig
 from octavo.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
 from octavo.weights import gguf, gguf_config, safetensors
 from octavo.weights.composite import text_part
+from octavo.weights.config_classes import OWN
 from octavo.weights.gguf_header import read_header
 from octavo.weights.locate import locate
 from octavo.weights.slots import CheckpointTensor
@@ -95,13 +96,21 @@ def _from_gguf(file: Path, *, dummy: bool) -> ModelSource:
     )
 
 
+def _read_config(folder: Path, raw: Mapping[str, Any], *, trust_remote_code: bool) -> PretrainedConfig:
+    """The config of a folder, of its own class if it brings one."""
+    if raw.get("model_type") in OWN and not (trust_remote_code and "auto_map" in raw):
+        return OWN[raw["model_type"]].from_pretrained(str(folder))
+    config: PretrainedConfig = AutoConfig.from_pretrained(str(folder), trust_remote_code=trust_remote_code)
+    return config
+
+
 def _from_folder(folder: Path, *, dummy: bool, trust_remote_code: bool) -> ModelSource:
     raw = _read_json(folder / "config.json")
     if raw is None:
         tried = "config.json, *.gguf" if any(folder.iterdir()) else "the folder is empty; config.json, *.gguf"
         raise ModelNotFoundError(f"{folder} holds no model (looked for {tried})")
     try:
-        whole = AutoConfig.from_pretrained(str(folder), trust_remote_code=trust_remote_code)
+        whole = _read_config(folder, raw, trust_remote_code=trust_remote_code)
     except (ValueError, KeyError, ImportError) as error:
         raise UnsupportedModelError(f"{folder / 'config.json'}: {error}") from error
     except (OSError, TypeError, AttributeError, StrictDataclassError) as error:
