@@ -125,6 +125,8 @@ class ModelRunner:
         )
         if recordable and captured is None:
             self.record(key)
+            # The recording has its own memory: what the run before it took is of no use to later steps.
+            self.ctx.device.empty_cache()
 
     def _take_staging(self) -> Staging:
         return self.idle.pop() if self.idle else Staging(self.ctx.device, self.shapes.max_seqs)
@@ -237,8 +239,6 @@ class ModelRunner:
 
             self.captured[key] = Captured(handle=self.graph.prepare(key, whole_step), step=step, attention=batches)
         device.synchronize()
-        # What the run before the recording took is of no use to later steps, which run in the recording's memory.
-        device.empty_cache()
         self._give_back(staging)
 
     def _give_back(self, staging: Staging) -> None:

@@ -158,6 +158,7 @@ def _with_memory(
     executor = runner(plans, shapes, graph)
     for key in shapes.at_start:
         executor.record(key)
+    device.empty_cache()  # recordings have their own memory
     kv_bytes = sum(need.block_bytes * plan.num_blocks for need, plan in zip(needs, plans, strict=True))
     if footprint is not None:
         log.info("%s", footprint.describe(kv_bytes, device.memory().free))
