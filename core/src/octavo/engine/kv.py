@@ -49,15 +49,15 @@ class GroupTable:
 
     def need(self, rows: Rows, ends: Ints, *, single: bool = False) -> Need | None:
         """What rows lack to hold positions below `ends`; None if nothing. single: no row lacks more than one."""
-        over = ends - self.capacity[rows]
-        (short,) = np.nonzero(over > 0)
+        (short,) = (ends > self.capacity[rows]).nonzero()
         if not len(short):
             return None
+        rows = rows[short]
         if single:
-            return Need(rows[short], self._ones[: len(short)], len(short))
+            return Need(rows, self._ones[: len(short)], len(short))
         size = self.group.block_size
-        counts: Ints = (over[short] + (size - 1)) // size
-        return Need(rows[short], counts, int(counts.sum()))
+        counts: Ints = (ends[short] - self.capacity[rows] + (size - 1)) // size
+        return Need(rows, counts, int(counts.sum()))
 
     def extend(self, need: Need) -> BlockUpdate:
         """Give rows the blocks they lack."""

@@ -229,7 +229,7 @@ class Scheduler:
         rows, starts, counts, ends = plan.rows, plan.starts, plan.counts, plan.ends
         prompts: tuple[int, ...] = ()
         if plan.steady and not filling:
-            samples = np.ones(len(rows), np.bool_)
+            samples = table.all[: len(rows)]
             table.target[rows] = ends + 1
         else:
             rows = np.concatenate((rows, np.array([s.admit.row for s in started], np.intp)))

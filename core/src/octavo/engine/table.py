@@ -63,7 +63,8 @@ class RequestTable:
         self.ones = np.ones(num_rows, np.int32)
         self.zeros = np.zeros(num_rows, np.int32)
         self.unfinished = np.zeros(num_rows, np.int8)
-        for shared in (self.ones, self.zeros, self.unfinished):
+        self.all = np.ones(num_rows, np.bool_)
+        for shared in (self.ones, self.zeros, self.unfinished, self.all):
             shared.setflags(write=False)
         self._view = View(self, np.empty(0, np.intp))
         self.sequences: list[Sequence | None] = [None] * num_rows

@@ -9,7 +9,7 @@ from transformers import CONFIG_MAPPING, PretrainedConfig
 
 
 @strict
-class LlamaConfig(PretrainedConfig):
+class LlamaConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
     """Field by field the class of that name in Transformers (5.24), which checks one of them with a helper that imports
     torchvision, FSDP, sympy and in places torch._dynamo: seconds of every start. A test compares the two."""
 
@@ -41,7 +41,7 @@ class LlamaConfig(PretrainedConfig):
             self.head_dim = self.hidden_size // self.num_attention_heads
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
-        super().__post_init__(**kwargs)
+        super().__post_init__(**kwargs)  # type: ignore[no-untyped-call]
 
     def validate_architecture(self) -> None:
         """Called by `strict`."""
