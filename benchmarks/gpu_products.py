@@ -108,7 +108,7 @@ def streams(shape: Shape, rows: int) -> Iterator[SkinnyConfig]:
         blocks = -(-shape.num_out // block_n)
         if shape.num_in % block_k or stages * (block_n + rows) * block_k * 2 > SHARED_MEMORY // per_core:
             continue
-        counts = {even(blocks, per_core * CORES)} | (set() if small else {per_core * CORES})
+        counts = {even(blocks, per_core * CORES)} | ({CORES} if per_core == 1 and not small else set())
         if blocks > 10 * CORES and per_core == 2:
             counts.add(blocks)
         for programs in sorted(counts):
@@ -120,6 +120,7 @@ def streams(shape: Shape, rows: int) -> Iterator[SkinnyConfig]:
 SMALL = ((16, 256, 2, 4), (32, 128, 4, 5), (64, 64, 4, 5), (64, 128, 4, 4))
 FEW = (
     (64, 128, 1, 4, 8, 4),
+    (64, 128, 2, 4, 4, 0),
     (64, 128, 2, 4, 4, 2),
     (64, 128, 3, 4, 3, 2),
     (128, 64, 2, 4, 5, 3),
@@ -131,6 +132,7 @@ LARGE = {
     64: (
         (128, 64, 1, 8, 8, 4),
         (128, 64, 2, 4, 4, 3),
+        (128, 64, 2, 8, 4, 0),
         (128, 64, 2, 8, 4, 3),
         (64, 64, 2, 4, 6, 4),
         (128, 128, 1, 8, 4, 2),
@@ -147,7 +149,10 @@ def gemvs(shape: Shape, num_tokens: int) -> Iterator[GemvConfig]:
             if shape.gate:
                 block_n *= 2  # as many outputs
             if shape.num_out // block_n >= CORES and block_k <= shape.num_in:
-                yield GemvConfig(block_n=block_n, block_k=block_k, num_warps=warps, num_stages=4, dot=False)
+                for fetch in (2, 8):
+                    yield GemvConfig(
+                        block_n=block_n, block_k=block_k, num_warps=warps, num_stages=4, dot=False, fetch=fetch
+                    )
     for tokens in (1, 4, 8):
         cut = H200.get((shape.num_out, shape.num_in, shape.gate is not None, tokens))
         if isinstance(cut, GemvConfig) and tokens >= num_tokens and (cut.dot or num_tokens == 1):
@@ -209,7 +214,7 @@ def compile_all(shapes: Sequence[Shape], until: float, report: Report) -> set[Ta
     ready: set[Task] = set()
     workers = max(2, min(14, (os.cpu_count() or 4) - 1))
     with multiprocessing.get_context("spawn").Pool(workers) as pool:
-        answers = pool.imap(compiled, tasks, chunksize=3)
+        answers = pool.imap(compiled, tasks)
         for task in tasks:
             try:
                 problem = answers.next(timeout=max(0.1, until - report.seconds))
@@ -259,9 +264,9 @@ def table_line(shape: Shape, num_tokens: int, c: Config, ratio: float) -> str:
     elif isinstance(c, SkinnyConfig):
         cut = f"stream({c.block_n}, {c.block_k}, {c.programs}, {c.num_warps}, {c.num_stages}, {c.fetch})"
     elif c.dot:
-        cut = f"dots({c.block_n}, {c.block_k}, {c.split_k}, {c.num_warps}, {c.num_stages})"
+        cut = f"dots({c.block_n}, {c.block_k}, {c.split_k}, {c.num_warps}, {c.num_stages}, {c.fetch})"
     else:
-        cut = f"lanes({c.block_n}, {c.block_k}, {c.num_warps}, {c.num_stages})"
+        cut = f"lanes({c.block_n}, {c.block_k}, {c.num_warps}, {c.num_stages}, {c.fetch})"
     return f"    ({shape.num_out}, {shape.num_in}, {shape.gate is not None}, {num_tokens}): {cut},  # {ratio:.2f}"
 
 

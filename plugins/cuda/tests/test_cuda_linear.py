@@ -123,6 +123,8 @@ def test_every_entry_of_the_h200_can_run_what_it_is_listed_for() -> None:
             assert tokens == 1 or (cut.dot and tokens <= gemv.MAX_ROWS)
         elif cut is not None:
             assert tokens <= skinny.MAX_ROWS
+            tile = 2 * cut.block_k * (cut.block_n + skinny.padded_rows(tokens))
+            assert cut.num_stages * tile <= 227 * 1024, "tiles on their way fit Hopper's shared memory"
         if cut is not None:
             assert num_in % cut.block_k == 0, "weights are asked for ahead of time in whole tiles"
             assert not gate or cut.block_n >= 2 * gemv.MIN_BLOCK_N

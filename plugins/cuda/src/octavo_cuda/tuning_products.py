@@ -13,14 +13,28 @@ from octavo.triton.skinny import SkinnyConfig
 Products = Mapping[tuple[int, int, bool, int], GemvConfig | SkinnyConfig | None]
 
 
-def lanes(block_n: int, block_k: int, num_warps: int, num_stages: int) -> GemvConfig:
+def lanes(block_n: int, block_k: int, num_warps: int, num_stages: int, fetch: int = 2) -> GemvConfig:
     """One token, without the matrix unit."""
-    return GemvConfig(block_n=block_n, block_k=block_k, num_warps=num_warps, num_stages=num_stages, dot=False)
+    return GemvConfig(
+        block_n=block_n,
+        block_k=block_k,
+        num_warps=num_warps,
+        num_stages=num_stages,
+        dot=False,
+        fetch=fetch,
+    )
 
 
-def dots(block_n: int, block_k: int, split_k: int, num_warps: int, num_stages: int) -> GemvConfig:
+def dots(block_n: int, block_k: int, split_k: int, num_warps: int, num_stages: int, fetch: int = 2) -> GemvConfig:
     """Up to 8 tokens, one program for every BLOCK_N rows and slice of K."""
-    return GemvConfig(block_n=block_n, block_k=block_k, split_k=split_k, num_warps=num_warps, num_stages=num_stages)
+    return GemvConfig(
+        block_n=block_n,
+        block_k=block_k,
+        split_k=split_k,
+        num_warps=num_warps,
+        num_stages=num_stages,
+        fetch=fetch,
+    )
 
 
 def stream(block_n: int, block_k: int, programs: int, num_warps: int, num_stages: int, fetch: int = 2) -> SkinnyConfig:
