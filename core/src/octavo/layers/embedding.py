@@ -96,7 +96,7 @@ class LMHead:
             ctx.weights.add(f"{name}.weight", Slot(shape=(vocab_size, hidden_size), load=self._load))
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        x = self._apply(hidden, self._packed, None)
+        x: Tensor = self._apply(hidden, self._packed, None)
         if self._ctx.comm.size > 1:
             x = self._ctx.comm.all_gather(x, 1)[:, : self._vocab_size]
         if self._scale is None and self._softcap is None:
