@@ -2,9 +2,9 @@
 
     PYTHONPATH=core/src python benchmarks/gpu_ops.py --device cuda --family ops,gemv [--only llama] [--rows 1,4,8]
 
-Families: ops (norms, rope, activations, fp8), sampling, gemv (bf16), gemv-fp8, gemv-int4 (both against bf16 torch).
+Families: ops (norms, rope, activations, fp8), sampling, gemv (bf16), gemv-fp8, int4 (both against bf16 torch).
 Weights rotate among copies larger than the L2 cache. Every kernel is checked against its reference first; a wrong one
-is not timed. The gemv families try several cuts of a shape and end with a tuning table as a Python literal.
+is not timed. The products' families try several cuts of a shape and end with a tuning table as a Python literal.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ from octavo.ops import norm as ref_norm
 from octavo.ops import rope as ref_rope
 from octavo.ops import sampling as ref_sampling
 from octavo.quant.online import quantize_rows
-from octavo.triton import activation, gemv, logits, norm, quantize, rope, sampling, topk_topp
+from octavo.triton import activation, gemv, int4, logits, norm, quantize, rope, sampling, topk_topp
 from octavo.triton.gemv import GemvConfig
+from octavo.triton.int4 import Int4Config
 
 Tensor = torch.Tensor
+Cut = GemvConfig | Int4Config
 Call = Callable[[], object]
 OPS = SimpleNamespace(rms_norm=ref_norm.rms_norm, rope=ref_rope.rope)
 SHAPES = {
@@ -44,7 +46,7 @@ SHAPES = {
 # (block_n, block_k, warps): what a program holds of the weight at once.
 LANES = ((4, 1024, 4), (8, 512, 4), (8, 1024, 8), (16, 256, 4), (16, 512, 8), (32, 256, 8))
 DOTS = ((16, 256, 1), (16, 256, 2), (32, 128, 2), (32, 256, 4), (64, 128, 4), (64, 256, 8))
-GROUP = 128
+INT4_CUTS = ((8, 2), (16, 4), (32, 4), (64, 4), (64, 8), (128, 8))
 CACHE_BYTES = 256 << 20
 
 
@@ -221,12 +223,16 @@ def time_case(case: Case, num_rows: int, device: torch.device) -> None:
     report(f"{case.name} x {num_rows}", theirs_us, ours_us, case.bytes_a_row * num_rows, f"error {found:.1e}")
 
 
-def cuts(num_out: int, num_in: int, num_rows: int, family: str, num_cores: int) -> Iterator[GemvConfig]:
+def cuts(num_out: int, num_in: int, num_rows: int, family: str, num_cores: int) -> Iterator[Cut]:
     """Candidates: enough programs for every core, and no slice of K shorter than two tiles."""
+    if family == "int4":
+        for block_n, num_warps in INT4_CUTS:
+            for split_k in (1, 2, 4, 8) if num_rows <= 64 else (1,):
+                for dot in (True, False) if num_rows == 1 else (True,):
+                    yield Int4Config(block_n=block_n, split_k=split_k, num_warps=num_warps, dot=dot)
+        return
     tiles = DOTS if num_rows > 1 else LANES + DOTS
     for block_n, block_k, num_warps in tiles:
-        if family == "gemv-int4":
-            block_k = GROUP
         for split_k in (1, 2, 4, 8):
             programs = -(-num_out // block_n) * split_k
             fits = split_k == 1 or (programs <= 16 * num_cores and num_in >= 2 * block_k * split_k)
@@ -247,26 +253,25 @@ def gemv_call(family: str, num_out: int, num_in: int, device: torch.device) -> t
         codes, scale = quantize.quantize_fp8(weight)
         weight = (codes.float() * scale).bfloat16()
         return weight, lambda x, c: gemv.gemv_fp8(x, codes, scale, config=c, counters=counters)
-    nibbles = torch.randint(16, (num_out, num_in // GROUP, 2, GROUP // 2), device=device, dtype=torch.uint8)
-    packed = (nibbles[:, :, 0] | nibbles[:, :, 1] << 4).flatten(1)
-    scales = (torch.rand(num_in // GROUP, num_out, device=device) * 0.1).bfloat16().t()
-    weight = ((nibbles.flatten(2).bfloat16() - 8) * scales[:, :, None]).flatten(1)
-    return weight, lambda x, c: gemv.gemv_int4(x, packed, scales, config=c, counters=counters)
+    codes = torch.randint(16, (num_out, num_in), device=device, dtype=torch.uint8)
+    scale = torch.rand(num_out, num_in // int4.GROUP, device=device) * 0.1
+    packed = int4.pack(codes, scale, -8 * scale)
+    return int4.unpack(packed, weight.dtype), lambda x, c: int4.product(x, packed, config=c, counters=counters)
 
 
-def tune(family: str, name: str, num_rows: int, device: torch.device) -> tuple[tuple[int, int, int], GemvConfig, float]:
+def tune(family: str, name: str, num_rows: int, device: torch.device) -> tuple[tuple[int, int, int], Cut, float]:
     """Time every cut of one shape, then the best one's stages; returns its key, config and ratio to torch."""
     num_out, num_in = SHAPES[name]
-    bits = {"gemv": 16, "gemv-fp8": 8, "gemv-int4": 4}[family]
+    bits = {"gemv": 16, "gemv-fp8": 8, "int4": 5}[family]
     num_bytes = num_out * num_in * bits // 8
     num_cores = torch.get_device_module(device).get_device_properties(device).multi_processor_count
     x = torch.randn(num_rows, num_in, dtype=torch.bfloat16, device=device)
     sets = [gemv_call(family, num_out, num_in, device) for _ in range(copies(num_bytes))]
     base = microseconds([lambda w=w: F.linear(x, w) for w, _ in sets], device)
     exact = F.linear(x.float(), sets[0][0].float())
-    timed: dict[GemvConfig, float] = {}
+    timed: dict[Cut, float] = {}
 
-    def measure(config: GemvConfig) -> None:
+    def measure(config: Cut) -> None:
         try:
             found = error(sets[0][1](x, config), exact)
         except Exception as problem:  # a cut that needs more shared memory than there is
@@ -284,9 +289,7 @@ def tune(family: str, name: str, num_rows: int, device: torch.device) -> tuple[t
     for stages in (2, 3, 6):
         measure(replace(min(timed, key=timed.__getitem__), num_stages=stages))
     best = min(timed, key=timed.__getitem__)
-    default = gemv.default_config(
-        num_out, num_in, num_rows, num_cores=num_cores, group=GROUP if family == "gemv-int4" else None
-    )
+    default: Cut = (int4 if family == "int4" else gemv).default_config(num_out, num_in, num_rows, num_cores=num_cores)
     if default not in timed:
         measure(default)
     note = f"default {timed.get(default, float('nan')):.2f} us; of {len(timed)}: {best}"

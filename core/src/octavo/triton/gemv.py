@@ -7,8 +7,8 @@ A program owns BLOCK_N outputs and one of SPLIT_K slices of K, so that narrow ma
     BLOCK_N |  p0  |  p1  |  p2  |  -> partials [SPLIT_K, M, N] -> the last program to arrive adds them, in order
             +------+------+------+
 
-No float atomics: equal inputs give equal bits. Weights: bf16/fp16, fp8 e4m3 with a scale per output row, or 4-bit
-codes with a scale (and a zero point) per row and group of K; both are decoded in registers.
+No float atomics: equal inputs give equal bits. Weights: bf16/fp16, or fp8 e4m3 with a scale per output row, decoded in
+registers. 4-bit weights have a kernel of their own, `octavo.triton.int4`.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
@@ -34,8 +34,8 @@ MIN_BLOCK_N = 4
 class GemvConfig:
     """How one shape is cut. dot: on the matrix unit (the only way for M > 1), else one multiply-add a weight.
 
-    block_k is what a program reads of a row at once; for 4-bit weights it is the group size and is ignored. fetch: how
-    many such tiles are asked for before the kernel before has ended, see `Overlap`.
+    block_k is what a program reads of a row at once. fetch: how many such tiles are asked for before the kernel before
+    has ended, see `Overlap`.
     """
 
     block_n: int
@@ -60,12 +60,6 @@ def _decode_fp8(bits):
 
 
 @triton.jit
-def _decode_nibble(code):
-    """0..15 to float32 without a conversion: or-ed into the mantissa of 2^23, which integer units do at full rate."""
-    return (code.to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True) - 8388608.0
-
-
-@triton.jit
 def load_x(x_ptr, stride_x, k, M, K, ROWS: tl.constexpr, EXACT: tl.constexpr, dtype: tl.constexpr):
     """x of columns k as the product takes it: [len(k), ROWS] for the matrix unit, rows beyond M zero; [1, len(k)] for
     one row. EXACT: no column lies beyond K."""
@@ -83,7 +77,6 @@ def _gemv_kernel(
     x_ptr,
     w_ptr,
     scale_ptr,
-    zero_ptr,
     bias_ptr,
     y_ptr,
     partials_ptr,
@@ -92,10 +85,6 @@ def _gemv_kernel(
     N,
     stride_x,
     stride_w,
-    stride_sn,
-    stride_sg,
-    stride_zn,
-    stride_zg,
     K: tl.constexpr,
     KIND: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -111,52 +100,35 @@ def _gemv_kernel(
     FETCH: tl.constexpr,
 ):
     ROWS: tl.constexpr = 16 if DOT else 1  # the matrix unit's least
-    # A byte of a 4-bit weight holds a column of its group's first half and the same one of the second half.
-    PER_LOAD: tl.constexpr = 2 if KIND == "int4" else 1
-    WIDTH: tl.constexpr = BLOCK_K // PER_LOAD
     NUM_TILES: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
     TILES: tl.constexpr = (NUM_TILES + SPLIT_K - 1) // SPLIT_K
     EXACT: tl.constexpr = K % BLOCK_K == 0
     block, part = tl.program_id(0), tl.program_id(1)
     row = tile_rows(block, N, BLOCK_N, GATE)
-    column = tl.arange(0, WIDTH)
+    column = tl.arange(0, BLOCK_K)
     dtype: tl.constexpr = tl.float32 if UPCAST else x_ptr.dtype.element_ty
-    acc = tl.zeros([BLOCK_N, ROWS if DOT else WIDTH], dtype=tl.float32)
+    acc = tl.zeros([BLOCK_N, ROWS if DOT else BLOCK_K], dtype=tl.float32)
     begin, end = part * TILES, tl.minimum(part * TILES + TILES, NUM_TILES)
 
     for ahead in tl.static_range(FETCHED):
-        sector = tl.minimum(begin + ahead, NUM_TILES - 1) * WIDTH + tl.arange(0, WIDTH // SECTOR) * SECTOR
+        sector = tl.minimum(begin + ahead, NUM_TILES - 1) * BLOCK_K + tl.arange(0, BLOCK_K // SECTOR) * SECTOR
         FETCH(w_ptr + row[:, None] * stride_w + sector[None, :])
     START()
 
     for tile in tl.range(begin, end, num_stages=STAGES):
         k = tile * BLOCK_K + column
-        at = w_ptr + row[:, None] * stride_w + (tile * WIDTH + column)[None, :]
+        at = w_ptr + row[:, None] * stride_w + k[None, :]
         if EXACT:
             w = tl.load(at, eviction_policy="evict_first")
         else:
             w = tl.load(at, mask=(k < K)[None, :], other=0.0, eviction_policy="evict_first")
-        if KIND == "int4":
-            zero = 8.0
-            if zero_ptr is not None:
-                zero = tl.load(zero_ptr + row * stride_zn + tile * stride_zg).to(tl.float32)[:, None]
-            scale = tl.load(scale_ptr + row * stride_sn + tile * stride_sg).to(tl.float32)[:, None]
-            low, high = _decode_nibble(w & 0xF) - zero, _decode_nibble(w >> 4) - zero
-            x_low = load_x(x_ptr, stride_x, k, M, K, ROWS, EXACT, dtype)
-            x_high = load_x(x_ptr, stride_x, k + WIDTH, M, K, ROWS, EXACT, dtype)
-            if DOT:
-                term = tl.dot(low.to(dtype), x_low, input_precision="ieee")
-                acc += tl.dot(high.to(dtype), x_high, acc=term, input_precision="ieee") * scale
-            else:
-                acc += (low * x_low + high * x_high) * scale
+        if KIND == "fp8_bits":
+            w = _decode_fp8(w)
+        x = load_x(x_ptr, stride_x, k, M, K, ROWS, EXACT, dtype)
+        if DOT:
+            acc = tl.dot(w.to(dtype), x, acc=acc, input_precision="ieee")
         else:
-            if KIND == "fp8_bits":
-                w = _decode_fp8(w)
-            x = load_x(x_ptr, stride_x, k, M, K, ROWS, EXACT, dtype)
-            if DOT:
-                acc = tl.dot(w.to(dtype), x, acc=acc, input_precision="ieee")
-            else:
-                acc += w.to(tl.float32) * x
+            acc += w.to(tl.float32) * x
 
     total = acc if DOT else tl.sum(acc, axis=1)[:, None]
     last = True
@@ -172,7 +144,7 @@ def _gemv_kernel(
                 partial = partials_ptr + other * stride_part + cell
                 total += tl.load(partial, mask=m < M, other=0.0, cache_modifier=".cg")
     if last:
-        if KIND == "fp8" or KIND == "fp8_bits":
+        if scale_ptr is not None:
             total *= tl.load(scale_ptr + row).to(tl.float32)[:, None]
         store_outputs(total, row, bias_ptr, y_ptr, block, M, N, ROWS, BLOCK_N, GATE)
 
@@ -181,11 +153,8 @@ INTERPRETED = not isinstance(_gemv_kernel, triton.JITFunction)
 """Whether kernels run in the interpreter, whose bf16 products are wrong: there they are made in float32."""
 
 
-def default_config(
-    num_out: int, num_in: int, num_rows: int, *, num_cores: int = 132, group: int | None = None
-) -> GemvConfig:
+def default_config(num_out: int, num_in: int, num_rows: int, *, num_cores: int = 132) -> GemvConfig:
     """A sane cut for a shape that nobody tuned, after what won on an H200. num_cores: multiprocessors of the chip.
-    group: of 4-bit weights.
 
     One row: no matrix unit, narrow programs of 32 weights a thread, whole rows of K (there are enough outputs for all
     cores). Several: square-ish tiles on the matrix unit, split until there are about two programs a core.
@@ -193,12 +162,10 @@ def default_config(
     widest = triton.next_power_of_2(num_in)
     if num_rows == 1:
         block_n = next((n for n in (16, 8) if num_out >= 2.5 * n * num_cores), MIN_BLOCK_N)
-        if group is not None:
-            return GemvConfig(block_n=max(block_n, 2048 // group), block_k=group, num_stages=4, dot=False)
         return GemvConfig(block_n=block_n, block_k=min(4096 // block_n, widest), num_stages=4, dot=False)
     wide = num_out >= 16 * num_cores
     block_n, num_warps = (64, 4) if wide else (16, 2)
-    block_k = group or min(128 if wide else 256, max(32, widest))
+    block_k = min(128 if wide else 256, max(32, widest))
     most = min(4, 2 * num_cores * block_n // num_out, num_in // (2 * block_k))
     split_k = 1 << (max(most, 1).bit_length() - 1)
     return GemvConfig(block_n=block_n, block_k=block_k, split_k=split_k, num_warps=num_warps, num_stages=4)
@@ -228,7 +195,6 @@ def _launch(
     x: Tensor,
     w: Tensor,
     scale: Tensor | None,
-    zero: Tensor | None,
     bias: Tensor | None,
     config: GemvConfig,
     counters: Tensor | None,
@@ -249,13 +215,12 @@ def _launch(
         )
         if counters is None:
             counters = torch.zeros((num_blocks,), dtype=torch.int32, device=x.device)
-    width, sector = config.block_k // (2 if kind == "int4" else 1), SECTOR // w.element_size()
-    fetches = overlap.early and width >= sector and num_in % config.block_k == 0
+    sector = SECTOR // w.element_size()
+    fetches = overlap.early and config.block_k >= sector and num_in % config.block_k == 0
     _gemv_kernel[(num_blocks, config.split_k)](
         x,
         w,
         scale,
-        zero,
         bias,
         y,
         partials,
@@ -264,8 +229,6 @@ def _launch(
         num_out,
         x.stride(0),
         w.stride(0),
-        *(scale.stride() if kind == "int4" else (0, 0)),  # type: ignore[union-attr]
-        *(zero.stride() if zero is not None else (0, 0)),
         K=num_in,
         KIND=kind,
         BLOCK_N=config.block_n,
@@ -299,7 +262,7 @@ def gemv(
     float32. config: default `default_config`. counters: from `make_counters`; None: zeroed for this product.
     gate: a kind of `act_and_mul`, applied to the result: [M, N / 2]."""
     config = config or default_config(weight.shape[0], x.shape[1], x.shape[0])
-    return _launch("dense", x, weight, None, None, bias, config, counters, gate, overlap)
+    return _launch("dense", x, weight, None, bias, config, counters, gate, overlap)
 
 
 def gemv_fp8(
@@ -317,30 +280,4 @@ def gemv_fp8(
     without fp8 conversions), times scale float32 [N] or [N, 1]."""
     config = config or default_config(weight.shape[0], x.shape[1], x.shape[0])
     kind = "fp8_bits" if weight.dtype == torch.uint8 else "fp8"
-    return _launch(kind, x, weight, scale, None, bias, config, counters, gate, overlap)
-
-
-def gemv_int4(
-    x: Tensor,
-    weight: Tensor,
-    scale: Tensor,
-    zero: Tensor | None = None,
-    bias: Tensor | None = None,
-    *,
-    config: GemvConfig | None = None,
-    counters: Tensor | None = None,
-    gate: str | None = None,
-    overlap: Overlap = IN_ORDER,
-) -> Tensor:
-    """`gemv` with 4-bit weights: W[n, k] = (code - zero[n, k // G]) * scale[n, k // G].
-
-    weight uint8 [N, K / 2]: byte i of a group holds its column i in the low half and i + G / 2 in the high half, so
-    that x is read in order. scale and zero [N, K / G], any float dtype and strides (fastest with N innermost); zero
-    None: 8. G: a power of two from 32.
-    """
-    group = x.shape[1] // scale.shape[1]
-    if config is None:
-        config = default_config(weight.shape[0], x.shape[1], x.shape[0], group=group)
-    elif config.block_k != group:
-        config = GemvConfig(**{**vars(config), "block_k": group})
-    return _launch("int4", x, weight, scale, zero, bias, config, counters, gate, overlap)
+    return _launch(kind, x, weight, scale, bias, config, counters, gate, overlap)
