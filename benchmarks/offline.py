@@ -18,6 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from checkpoint import unpack
 from peers import Octavo, Peer, Transformers
 from workload import Source, Work
 
@@ -39,31 +40,9 @@ def main() -> None:
         print(json.dumps(measure(args.only, args)))
         return
     with tempfile.TemporaryDirectory() as scratch:
-        model = args.model or unpack_demo_model(Path(scratch))
+        model = args.model or unpack("", Path(scratch))
         results = {name: in_own_process(name, model, args) for name in PEERS}
     report(results, args)
-
-
-def unpack_demo_model(folder: Path) -> Path:
-    """The packaged GGUF as a bfloat16 safetensors folder, which every engine reads alike."""
-    import torch
-    from safetensors.torch import save_file
-
-    from octavo.quant.schemes import dequantize_weight
-    from octavo.weights.source import open_model
-
-    source = open_model("")
-    weights = {}
-    for tensor in source.tensors():
-        data = tensor.read()
-        if tensor.scheme is not None:
-            data = dequantize_weight({"weight": data}, tensor.scheme, torch.bfloat16)
-        weights[tensor.name] = data.to(torch.bfloat16).contiguous()
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    source.config.dtype = torch.bfloat16
-    source.config.architectures = ["LlamaForCausalLM"]
-    source.config.save_pretrained(folder)
-    return folder
 
 
 def in_own_process(name: str, model: Path, args: argparse.Namespace) -> dict[str, float | str]:
