@@ -134,7 +134,7 @@ def test_a_main_thread_that_waits_on_the_device_is_unblocked(start: Any, monkeyp
     group = start("stuck")
     group.meet("here")
     aborted = []
-    group.abandon = lambda: aborted.append(time.monotonic())
+    group._leave = lambda: aborted.append(time.monotonic())
     os.kill(group._processes[1].pid, signal.SIGKILL)
     deadline = time.monotonic() + 30
     while not aborted and time.monotonic() < deadline:

@@ -52,12 +52,21 @@ def rank_processes() -> list[Any]:
     return [child for child in multiprocessing.active_children() if child.name.startswith("octavo-rank")]
 
 
-@pytest.mark.parametrize(("model_type", "run_ahead"), [("llama", 0), ("qwen3", 1), ("gemma3_text", 1)])
-def test_two_ranks_give_the_tokens_of_one(model_type: str, run_ahead: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("model_type", "platform", "run_ahead"),
+    # refdev replays recorded steps, collectives among them.
+    [("llama", "cpu", 0), ("qwen3", "refdev", 1), ("gemma3_text", "cpu", 1)],
+)
+def test_two_ranks_give_the_tokens_of_one(
+    model_type: str, platform: str, run_ahead: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OCTAVO_EXTRA_PLATFORMS", "refdev=octavo.testing.refdev")
+    monkeypatch.setenv("REFDEV_VISIBLE", "")  # which rank 0 sets
+    settings = SETTINGS | {"platform": platform, "run_ahead": run_ahead}
     folder = str(make_model(tmp_path / "model", model_type, tokenizer=False, vocab_size=383))
-    with LLM(folder, run_ahead=run_ahead, **SETTINGS) as llm:
+    with LLM(folder, **settings) as llm:
         want = answers(llm)
-    with LLM(folder, run_ahead=run_ahead, tensor_parallel_size=2, **SETTINGS) as llm:
+    with LLM(folder, tensor_parallel_size=2, **settings) as llm:
         assert len(rank_processes()) == 1
         assert answers(llm) == want
         # Rows and blocks of the first call are used again.

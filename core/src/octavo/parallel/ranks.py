@@ -104,8 +104,7 @@ class Ranks:
         self._news = threading.Condition()
         self._noticed = threading.Event()
         self._closing = False
-        self.abandon: Callable[[], None] = lambda: None
-        """Leaves the process group without the others, once there is one. For when a rank is lost."""
+        self._leave: Callable[[], None] = lambda: None
         for process in processes.values():
             atexit.register(process.kill)
         self._watcher = threading.Thread(target=self._watch, name="octavo-rank-watch", daemon=True)
@@ -129,7 +128,7 @@ class Ranks:
 
         port = self._port.getsockname()[1]
         join(0, len(self._processes) + 1, backend=backend, port=port, listener=self._port)
-        self.abandon = abandon
+        self._leave = abandon
 
     def _not_at(self, stage: str) -> list[int]:
         return [r for r in self._processes if r not in self._reached or self._reached[r].stage != stage]
@@ -201,6 +200,15 @@ class Ranks:
         for pipe in self._pipes.values():
             pipe.close()
         self._port.close()
+
+    def abandon(self) -> None:
+        """Leave the process group without the others, when a rank is lost, so that what waits for it ends.
+
+        Libraries wait meanwhile for recorded steps that use the group and may never end: not for longer than this does.
+        """
+        leaving = threading.Thread(target=self._leave, name="octavo-abandon", daemon=True)
+        leaving.start()
+        leaving.join(UNBLOCK_S)
 
     # -- the watching thread --
 

@@ -112,7 +112,8 @@ def build_worker(
         model = model_class(source, extensions)(source.config, ctx)
         loader.load(ctx.weights, source, progress=progress)
     check_native(config.platform.require_native, kernels)
-    peers.meet("weights loaded")
+    # A recorded step runs its collectives once more than an eager one, so all ranks must record, or none.
+    peers.meet("weights loaded", f"kernels that cannot be recorded: {'; '.join(unrecordable(kernels)) or 'none'}")
     return _with_memory(config, platform, ctx, model, source)
 
 

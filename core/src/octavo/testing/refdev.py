@@ -54,6 +54,9 @@ def platform_caps(options: Mapping[str, object]) -> PlatformCaps:
         graph="capture",
         shapes="bucketed",
         buckets=BUCKETS,
+        dist_backend="gloo",
+        collectives=frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast", "send", "recv"}),
+        max_world_size=2,
         extras={"memory": options["memory"]},
     )
 

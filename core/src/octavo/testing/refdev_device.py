@@ -113,6 +113,8 @@ class CaptureRunner:
                 # Views and in-place operators gave the recorded memory again; everything else must land there.
                 if isinstance(old, Tensor) and old.data_ptr() != new.data_ptr():
                     old.copy_(new)
+                elif hasattr(new, "wait"):  # of a collective, which the next operator needs done
+                    new.wait()
         return outputs
 
     def close(self) -> None:
