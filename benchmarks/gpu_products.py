@@ -233,6 +233,7 @@ def compile_all(shapes: Sequence[Shape], until: float, report: Report) -> set[Ta
 
 
 def recorded(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
+    torch.cuda.synchronize()  # products of two streams must not meet on the same counters
     with torch.cuda.stream(torch.cuda.Stream()):
         for call in calls:
             call()
