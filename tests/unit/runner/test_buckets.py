@@ -51,3 +51,14 @@ def test_step_with_a_prompt_never_takes_a_shape_recorded_for_decodes() -> None:
     shapes = Shapes.of(PlatformCaps(), LIMITS, recorded)
     assert shapes.choose(6, 2, 100, 5) == (recorded[1], True)
     assert shapes.choose(6, 6, 100, 1) == (recorded[0], True)
+
+
+def test_decodes_and_few_tokens_are_recorded_at_start_the_largest_first() -> None:
+    decodes = [BatchKey(num_tokens=n, num_seqs=n, max_q_len=1) for n in (1, 8, 600)]
+    mixed = [BatchKey(num_tokens=n, num_seqs=8) for n in (16, 512, 513, 2048)]
+    shapes = Shapes.of(PlatformCaps(graph="capture"), LIMITS, [*decodes, *mixed])
+    assert [key.num_tokens for key in shapes.at_start] == [600, 512, 16, 8, 1]
+    assert shapes.largest == [mixed[-1], decodes[-1]]
+    ahead = Shapes.of(PlatformCaps(graph="aot"), LIMITS, [*decodes, *mixed])
+    assert [key.num_tokens for key in ahead.at_start] == [2048, 600, 513, 512, 16, 8, 1]
+    assert Shapes.of(PlatformCaps(), LIMITS, ()).largest == []

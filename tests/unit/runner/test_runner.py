@@ -12,9 +12,11 @@ import torch
 
 from octavo import LLM, SamplingParams
 from octavo.outputs import RequestOutput
+from octavo.plugin import BatchKey, MemInfo
 from octavo.plugin.step import Admit, Batch, BlockUpdate
 from octavo.runner.inputs import MAX_STOPS
 from octavo.runner.runner import ModelRunner
+from octavo.testing.refdev_device import RefDevice
 from octavo.testing.tiny import make_model
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -193,3 +195,34 @@ def test_no_host_memory_is_pinned_once_steps_repeat(folders: dict[str, Path], mo
         monkeypatch.setattr(device, "pin", lambda t: pytest.fail("memory is pinned on the step path"))
         llm.generate(PROMPTS, params, use_tqdm=False)
         assert len(made[-1].idle) == idle
+
+
+def test_memory_of_recorded_steps_is_measured_on_the_largest_before_kv_is_taken(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = runners(monkeypatch)
+    settings = {name: value for name, value in SETTINGS.items() if name != "num_kv_blocks"}
+    taken = [0]
+
+    def memory(self: RefDevice) -> MemInfo:
+        return MemInfo(total=1 << 30, free=(1 << 30) - taken[0], non_torch=taken[0] // 2)
+
+    prepare = triton_platform.RunsAsRecorded.prepare
+
+    def taking(self: triton_platform.RunsAsRecorded, key: BatchKey, fn: Any) -> Any:
+        taken[0] += 8 << 20
+        return prepare(self, key, fn)
+
+    monkeypatch.setattr(RefDevice, "memory", memory)
+    monkeypatch.setattr(triton_platform.RunsAsRecorded, "prepare", taking)
+    with (
+        caplog.at_level("INFO", logger="octavo.worker"),
+        LLM(str(folders["llama"]), platform="interpreted", gpu_memory_utilization=0.5, **settings),
+    ):
+        _, trial, serving = made
+        assert isinstance(trial.graph, triton_platform.RunsAsRecorded)
+        assert [(key.num_tokens, key.max_q_len) for key in trial.graph.prepared] == [(600, 0), (4, 1)]
+        assert trial.graph is not serving.graph
+        # 16 MiB for the two, and 4 MiB of the driver's for each of the other five shapes.
+        assert "recorded steps 0.04" in caplog.text
+        assert len(caplog.messages) == 1
