@@ -27,7 +27,7 @@ from octavo.plugin.torch import HOST, TorchDevice
 from octavo.runner.kvcache import allocate
 from octavo.testing.conformance.paged import kv_spec_of
 from octavo.triton.attention_backend import TritonAttention
-from octavo.triton.attention_tuning import AttentionTuning
+from octavo.triton.attention_tuning import AttentionTuning, DecodeCut
 
 SPEC = AttentionSpec(
     num_heads=32, num_kv_heads=8, head_dim=128, scale=128**-0.5, dtype="bfloat16", kv_dtype="bfloat16", block_size=16
@@ -209,20 +209,21 @@ def largest_error(backend: type[TritonAttention], spec: AttentionSpec, device: D
 def tunings(base: AttentionTuning, prefill: bool) -> Iterator[AttentionTuning]:
     """What --sweep tries."""
     if prefill:
-        for rows, block, warps, stages in itertools.product((64, 128), (32, 64, 128), (4, 8), (3, 5)):
-            yield replace(base, prefill_rows=rows, prefill_block=block, prefill_warps=warps, prefill_stages=stages)
-    else:
-        for block, warps, stages, programs, least in itertools.product(
-            (32, 64, 128), (2, 4), (3, 5), (1, 2, 3, 4), (1, 2, 4)
-        ):
+        for rows, block, warps, stages, programs in itertools.product((64, 128), (32, 64, 128), (4, 8), (3, 5), (1, 2)):
             yield replace(
                 base,
-                decode_block=block,
-                decode_warps=warps,
-                decode_stages=stages,
-                decode_programs_per_unit=programs,
-                decode_min_tiles=least,
+                prefill_rows=rows,
+                prefill_block=block,
+                prefill_warps=warps,
+                prefill_stages=stages,
+                prefill_programs_per_unit=programs,
             )
+    else:
+        for block, warps, stages, programs, least in itertools.product(
+            (32, 64, 128), (2, 4, 8), (3, 5), (1, 2, 4), (1, 2, 4)
+        ):
+            cut = DecodeCut(block=block, warps=warps, stages=stages, programs_per_unit=programs, min_tiles=least)
+            yield replace(base, decode=cut)
 
 
 def rate(spec: AttentionSpec, lens: Lens, micros: float) -> str:

@@ -16,9 +16,10 @@ import sys
 sys.path.insert(0, {folder!r})
 import compile_attention
 from triton.backends.compiler import GPUTarget
+from octavo_cuda.overlap import overlap_for
 from octavo_cuda.tuning import HOPPER
 compile_attention.TARGETS["card"] = (GPUTarget("cuda", 90, 32), HOPPER)
-compile_attention.main("card", {variant!r})
+compile_attention.main("card", {variant!r}, overlap_for((9, 0)))
 """
 SHARED_MEMORY = 227 * 1024
 """Bytes that one program may take on Hopper."""

@@ -24,7 +24,7 @@ from octavo.triton.attention_decode import decode_kernel
 from octavo.triton.attention_prefill import prefill_kernel
 from octavo.triton.attention_tuning import AttentionTuning
 from octavo.triton.attention_write import kv_write_kernel, largest
-from octavo.triton.overlap import start_in_order
+from octavo.triton.overlap import IN_ORDER, Overlap
 
 TARGETS = {
     "sm_80": (GPUTarget("cuda", 80, 32), AttentionTuning()),
@@ -56,34 +56,35 @@ class Device(TorchDevice):
         return DeviceDesc(name="absent", compute_units=132)
 
 
-def main(target_name: str, variant: str) -> None:
+def main(target_name: str, variant: str, overlap: Overlap = IN_ORDER) -> None:
     target, tuning = TARGETS[target_name]
     spec = VARIANTS[variant]
     limits = BatchLimits(max_num_tokens=8192, max_num_seqs=256, max_model_len=8192)
-    backend = TritonAttention.with_tuning(tuning)(spec, limits, Device())
+    backend = TritonAttention.with_tuning(tuning, overlap)(spec, limits, Device())
     plan = backend.plan(mixed_batch(), graph=True)
     narrow = SHORT_NAMES[spec.kv_dtype]
     wide = SHORT_NAMES[spec.dtype]
     types = dict.fromkeys(("q", "k", "v", "out"), f"*{wide}")
     types |= {"k_cache": f"*{narrow}", "v_cache": f"*{narrow}", "sums": "*fp32", "tops": "*fp32", "slots": "*i64"}
     types |= dict.fromkeys(("block_table", "q_starts", "kv_lens", "arrivals", "fences"), "*i32")
-    types |= dict.fromkeys(("scale", "v_scale", "k_inverse", "v_inverse"), "fp32")
-    no_sinks: dict[str, Any] = {} if spec.sinks else {"sinks": None}
-    types |= {"sinks": "*fp32"} if spec.sinks else {}
+    types |= {"scale": "fp32", "sinks": "*fp32", "k_scales": "*fp32", "v_scales": "*fp32"}
+    absent: dict[str, Any] = {} if spec.sinks else {"sinks": None}
+    absent |= {} if spec.kv_dtype != spec.dtype else {"k_scales": None, "v_scales": None}
     write = {"LIMIT": largest(getattr(torch, spec.kv_dtype)), "HKV": spec.num_kv_heads, "BLOCK_H": spec.num_kv_heads}
-    write |= {"D": spec.head_dim, "N": spec.block_size, "k_scales": None, "v_scales": None, "START": start_in_order}
+    write |= {"D": spec.head_dim, "N": spec.block_size, "START": overlap.start, **overlap.options}
+    write |= {"k_scales": None, "v_scales": None}
     for kernel, constants in (
-        (decode_kernel, {**plan.decode, **no_sinks}),
-        (prefill_kernel, {**plan.prefill, **no_sinks}),
+        (decode_kernel, {**plan.decode, **absent}),
+        (prefill_kernel, {**plan.prefill, **absent}),
         (kv_write_kernel, write),
     ):
-        options = {name: constants.pop(name) for name in ("num_warps", "num_stages") if name in constants}
+        options = {name: constants.pop(name) for name in list(constants) if name not in kernel.arg_names}
         signature = {n: "constexpr" if n in constants else types.get(n, "i32") for n in kernel.arg_names}
         # What the launcher would find of the arguments: pointers and strides that sixteen divides.
         aligned = {
             (i,): [["tt.divisibility", 16]]
             for i, (name, kind) in enumerate(signature.items())
-            if kind.startswith("*") or "_stride_" in name
+            if kind.startswith("*") or "stride_" in name.removeprefix("table_")
         }
         source = ASTSource(kernel, signature, constants, aligned)
         built = triton.compile(source, target=target, options=options)

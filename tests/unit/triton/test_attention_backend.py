@@ -16,19 +16,18 @@ from octavo.plugin import AttentionSpec, AttnLayer, BatchLimits, MemInfo
 from octavo.plugin.torch import TorchDevice
 from octavo.testing.conformance.paged import Case, Inputs, build, dense, kv_spec_of
 from octavo.triton.attention_backend import TritonAttention
-from octavo.triton.attention_tuning import AttentionTuning, decode_tiles, fit, prefill_tiles
+from octavo.triton.attention_tuning import AttentionTuning, DecodeCut, decode_tiles, fit, prefill_tiles
 
 DEVICE = TorchDevice("cpu", memory=lambda: MemInfo(total=0, free=0))
 LIMITS = BatchLimits(max_num_tokens=256, max_num_seqs=16, max_model_len=256)
 ALLOWED = {"float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}
 SMALL = AttentionTuning(
-    decode_programs=5,
-    decode_min_tiles=1,
-    decode_block=16,
+    decode=DecodeCut(programs=5, min_tiles=1, block=16),
     decode_rows=16,
     prefill_rows=16,
     prefill_block=32,
     prefill_warps=4,
+    prefill_programs_per_unit=3,
 )
 DECODES = [(9, 1), (33, 1), (0, 1), (70, 1)]
 MIXED = [(16, 1), (70, 1), (0, 23), (30, 2), (20, 13)]
@@ -102,12 +101,15 @@ def test_every_option_agrees_with_dense(
 def test_any_number_of_programs_shares_the_work(programs: int) -> None:
     # One long sequence among short ones, and a group of three, which fills no power of two.
     lens = [(5, 1), (200, 1), (0, 1), (18, 1)]
-    tuning = replace(SMALL, decode_programs=programs)
+    tuning = replace(SMALL, decode=replace(SMALL.decode, programs=programs))
     check(Case(spec=spec_of(heads=6, kv_heads=2, dim=16), lens=lens), tuning=tuning)
 
 
 def test_shares_are_not_cut_below_the_least_number_of_tiles() -> None:
-    check(Case(spec=spec_of(dim=16), lens=DECODES), tuning=replace(SMALL, decode_programs=40, decode_min_tiles=3))
+    check(
+        Case(spec=spec_of(dim=16), lens=DECODES),
+        tuning=replace(SMALL, decode=replace(SMALL.decode, programs=40, min_tiles=3)),
+    )
 
 
 def test_results_repeat_exactly() -> None:
@@ -117,7 +119,9 @@ def test_results_repeat_exactly() -> None:
 
 @pytest.mark.parametrize("fence", [False, True])
 def test_wide_tiles_and_no_fence_agree_with_dense(fence: bool) -> None:
-    check(Case(spec=spec_of(dim=32), lens=MIXED), tuning=AttentionTuning(decode_programs=3, decode_fence=fence))
+    check(
+        Case(spec=spec_of(dim=32), lens=MIXED), tuning=AttentionTuning(decode=DecodeCut(programs=3), decode_fence=fence)
+    )
 
 
 @pytest.mark.parametrize("graph", [False, True])
@@ -133,7 +137,7 @@ def test_drafts_go_through_the_decode_kernel(new: int, heads: int) -> None:
     backend = TritonAttention.with_tuning(tuning)(case.spec, LIMITS, DEVICE)
     plan = backend.plan(inputs_of(case).batch, graph=False)
     assert plan.decode_programs > 0
-    assert plan.prefill_places == 0
+    assert plan.prefill_programs == 0
     check(case, tuning=tuning)
     check(replace(case, spec=replace(case.spec, window=9)), tuning=tuning)
 
@@ -153,7 +157,7 @@ def test_only_kernels_that_may_have_work_are_launched(
 ) -> None:
     case = Case(spec=spec_of(dim=16), lens=lens)
     plan = TritonAttention.with_tuning(SMALL)(case.spec, LIMITS, DEVICE).plan(inputs_of(case).batch, graph=graph)
-    assert (plan.decode_programs > 0, plan.prefill_places > 0) == (decodes, prefills)
+    assert (plan.decode_programs > 0, plan.prefill_programs > 0) == (decodes, prefills)
 
 
 def test_a_sequence_without_context_gets_zeros() -> None:
@@ -228,24 +232,30 @@ def test_strided_inputs_and_outputs_are_taken_as_they_are() -> None:
     torch.testing.assert_close(out, dense(case, inputs), atol=2e-5, rtol=2e-5)
 
 
-def test_a_narrow_cache_is_scaled_cut_to_its_range_and_read_back() -> None:
+@pytest.mark.parametrize("by_head", [False, True])
+def test_a_narrow_cache_is_scaled_cut_to_its_range_and_read_back(by_head: bool) -> None:
     case = Case(spec=replace(spec_of(dim=16), kv_dtype="float8_e4m3fn"), lens=MIXED)
     inputs, expected = inputs_of(case), inputs_of(case).kv
-    layer = AttnLayer(index=0, k_scale=0.5, v_scale=0.25)
+    k_scale, v_scale = torch.tensor([0.5, 2.0]), torch.tensor([0.25, 1.0])
+    layer = AttnLayer(index=0, k_scale=k_scale, v_scale=v_scale) if by_head else AttnLayer(index=0, k_scale=0.5)
+    if not by_head:
+        k_scale, v_scale = torch.full((2,), 0.5), torch.ones(2)
+    k_scale, v_scale = k_scale[:, None], v_scale[:, None]
     # The interpreter rounds to eight bits wrongly, so what is written has to be a number of the format already.
-    k, v = (inputs.k * 2).to(torch.float8_e4m3fn).float() / 2, (inputs.v * 4).to(torch.float8_e4m3fn).float() / 4
+    k = (inputs.k / k_scale).to(torch.float8_e4m3fn).float() * k_scale
+    v = (inputs.v / v_scale).to(torch.float8_e4m3fn).float() * v_scale
     k[0, 0, 0] = 1e6  # beyond the format: its largest number, not NaN
     backend = TritonAttention.with_tuning(SMALL)(case.spec, LIMITS, DEVICE)
     out = torch.empty_like(inputs.q)
     backend.run(layer, inputs.q, k, v, inputs.kv, backend.plan(inputs.batch, graph=False), out)
 
-    kv_write((k * 2).clamp(-448, 448), v * 4, expected.k, expected.v, inputs.batch.slots)
+    kv_write((k / k_scale).clamp(-448, 448), v / v_scale, expected.k, expected.v, inputs.batch.slots)
     for got, want in ((inputs.kv.k, expected.k), (inputs.kv.v, expected.v)):
         assert torch.equal(got.float(), want.float())
     batch, spec = inputs.batch, case.spec
-    scale = spec.scale * layer.k_scale
     tables = (batch.block_table, batch.q_starts, batch.kv_lens)
-    want = layer.v_scale * paged_attention(inputs.q, inputs.kv.k, inputs.kv.v, *tables, scale)
+    caches = inputs.kv.k.float() * k_scale[:, None], inputs.kv.v.float() * v_scale[:, None]
+    want = paged_attention(inputs.q, *caches, *tables, spec.scale)
     torch.testing.assert_close(out, want, atol=2e-5, rtol=2e-5)
 
 
@@ -257,6 +267,7 @@ def test_a_narrow_cache_is_scaled_cut_to_its_range_and_read_back() -> None:
         ({"block_size": 24}, "block_size must be a power of two, not 24"),
         ({"kv_dtype": "int8"}, "not int8"),
         ({"causal": False}, "only causal"),
+        ({"scale": -1.0}, "must be positive, not -1.0"),
         ({"num_heads": 5}, "do not divide"),
         ({"num_heads": 256}, "at most 64"),
         ({"dtype": "float64"}, "no float64"),

@@ -3,10 +3,11 @@
 Shapes: T tokens, S sequences, Hkv KV heads, R query rows of a tile (tokens x the G query heads that share a KV head),
 D head_dim, L tokens of a context tile, N tokens of a block.
 
-    grid axis 0   0 ............... | f(1) ........ | f(2) ...       f(s) = q_starts[s] * G // R + s
-    row tiles     of sequence 0, -  | of sequence 1 | ...            at least as many places as the sequence has tiles
+    row tiles     of sequence 0 | of sequence 1 | ...     times Hkv heads: the items of work, last tiles first
+    programs      0 1 2 .. P-1 | P-1 .. 2 1 0 | 0 1 2 ..  each takes one item of every round
 
-The number of places, T * G // R + S, is known without the lengths, so a captured launch fits any step of its shape.
+A program stays and takes items until there are none, so a captured launch fits any lengths and starts no program in
+vain. Later tiles of a sequence see more context, so rounds that turn around give every program about as much.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
@@ -15,7 +16,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from octavo.triton.attention_tile import LOWEST, attend_tile, clear_rest, finish
+from octavo.triton.attention_tile import LOWEST, attend_tile, clear_rest, finish, product_format
 
 
 @triton.jit(do_not_specialize=["num_seqs", "clear_to", "table_stride", "short"])
@@ -25,6 +26,8 @@ def prefill_kernel(
     v_cache,
     out,
     sinks,
+    k_scales,
+    v_scales,
     block_table,
     q_starts,
     kv_lens,
@@ -36,15 +39,10 @@ def prefill_kernel(
     q_stride_h,
     o_stride_t,
     o_stride_h,
-    k_stride_b,
-    k_stride_h,
-    k_stride_n,
-    v_stride_b,
-    v_stride_h,
-    v_stride_n,
+    stride_b,
+    stride_h,
+    stride_n,
     scale,
-    v_scale,
-    HAS_SINKS: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     HKV: tl.constexpr,
@@ -54,113 +52,118 @@ def prefill_kernel(
     R: tl.constexpr,
     BLOCK_L: tl.constexpr,
     BLOCK_S: tl.constexpr,
+    NARROW: tl.constexpr,
     UPCAST: tl.constexpr,
+    START: tl.constexpr,
 ):
-    """Grid (T * G // R + S, Hkv). Skips sequences of at most `short` query tokens: the decode kernel has them.
+    """Grid (P,), any P. Skips sequences of at most `short` query tokens: the decode kernel has them.
 
-    q, out [T, Hkv * G, D]. BLOCK_S: a power of two >= S. WINDOW 0, SOFTCAP 0.0: none. scale: on logits, k_scale
-    included. Tokens behind the last sequence become zero, up to clear_to.
+    q, out [T, Hkv * G, D]. BLOCK_S: a power of two >= S. WINDOW 0, SOFTCAP 0.0: none. scale: on logits; k_scales,
+    v_scales float32 [Hkv]: of the cache, or None. NARROW: the cache has 8 bits. Tokens behind the last sequence become
+    zero, up to clear_to.
     """
-    num_places = tl.num_programs(0)
-    # A sequence's last tiles see the most context: they start first, so that the end of the launch is short work.
-    place = num_places - 1 - tl.program_id(0)
-    head = tl.program_id(1)
-    if head == 0:
-        first = tl.load(q_starts + num_seqs)
-        clear_rest(out, o_stride_t, o_stride_h, first, clear_to, place, num_places, H=HKV * G, D=D)
-
+    program = tl.program_id(0)
+    num_programs = tl.num_programs(0)
     seqs = tl.arange(0, BLOCK_S)
-    all_starts = tl.load(q_starts + seqs, mask=seqs < num_seqs, other=0)
-    begins = all_starts * G // R + seqs
-    seq = tl.sum(((begins <= place) & (seqs < num_seqs)).to(tl.int32), 0) - 1
-    q_start = tl.load(q_starts + seq)
-    q_len = tl.load(q_starts + seq + 1) - q_start
-    kv_len = tl.load(kv_lens + seq)
-    row = (place - (q_start * G // R + seq)) * R
-    if (row >= q_len * G) | (q_len <= short):
-        return
-
-    rows = row + tl.arange(0, R)
     columns = tl.arange(0, D)
-    tokens = q_start + rows // G
-    heads = head * G + rows % G
-    valid = (rows < q_len * G)[:, None]
-    query = tl.load(
-        q + tokens.to(tl.int64)[:, None] * q_stride_t + heads[:, None] * q_stride_h + columns[None, :],
-        mask=valid,
-        other=0.0,
-    )
-    if UPCAST:
-        query = query.to(tl.float32)
-    positions = kv_len - q_len + rows // G
-    first_position = kv_len - q_len + row // G
-    high = kv_len - q_len + tl.minimum((row + R - 1) // G + 1, q_len)
-    keys = k_cache + head.to(tl.int64) * k_stride_h
-    values = v_cache + head.to(tl.int64) * v_stride_h
-    table = block_table + seq.to(tl.int64) * table_stride
-    acc = tl.zeros([R, D], tl.float32)
-    top = tl.full([R], LOWEST, tl.float32)
-    total = tl.zeros([R], tl.float32)
-    low = 0
-    if WINDOW > 0:
-        low = tl.maximum(first_position - WINDOW + 1, 0)
-        edge = low // BLOCK_L
-    else:
-        # Tiles that all rows see whole need no mask; only those on the diagonal do.
-        edge = tl.maximum(first_position + 1, 0) // BLOCK_L
-        for t in range(edge):
-            acc, top, total = attend_tile(
-                query,
-                acc,
-                top,
-                total,
-                t,
-                low,
-                high,
-                positions,
-                table,
-                keys,
-                values,
-                k_stride_b,
-                k_stride_n,
-                v_stride_b,
-                v_stride_n,
-                scale,
-                MASKED=False,
-                WINDOW=WINDOW,
-                SOFTCAP=SOFTCAP,
-                BLOCK_L=BLOCK_L,
-                N=N,
-                D=D,
-            )
-    for t in range(edge, tl.cdiv(high, BLOCK_L)):
-        acc, top, total = attend_tile(
-            query,
-            acc,
-            top,
-            total,
-            t,
-            low,
-            high,
-            positions,
-            table,
-            keys,
-            values,
-            k_stride_b,
-            k_stride_n,
-            v_stride_b,
-            v_stride_n,
-            scale,
-            MASKED=True,
-            WINDOW=WINDOW,
-            SOFTCAP=SOFTCAP,
-            BLOCK_L=BLOCK_L,
-            N=N,
-            D=D,
-        )
-    answer = finish(acc, top, total, sinks, heads, v_scale, HAS_SINKS=HAS_SINKS)
-    tl.store(
-        out + tokens.to(tl.int64)[:, None] * o_stride_t + heads[:, None] * o_stride_h + columns[None, :],
-        answer.to(out.dtype.element_ty),
-        mask=valid,
-    )
+    START()
+
+    live = seqs < num_seqs
+    all_q_lens = tl.load(q_starts + seqs + 1, mask=live, other=0) - tl.load(q_starts + seqs, mask=live, other=0)
+    all_tiles = tl.where(all_q_lens > short, tl.cdiv(all_q_lens * G, R), 0)
+    ends = tl.cumsum(all_tiles, 0)
+    num_tiles = tl.sum(all_tiles, 0)
+    num_items = num_tiles * HKV
+    for begin in range(0, num_items, num_programs):
+        # A round that is not full is not turned around: its places would begin behind the last item.
+        turn = ((begin // num_programs) % 2 == 1) & (begin + num_programs <= num_items)
+        item = begin + tl.where(turn, num_programs - 1 - program, program)
+        if item < num_items:
+            place = num_tiles - 1 - item // HKV
+            head = item % HKV
+            before = ends <= place
+            seq = tl.sum(before.to(tl.int32), 0)
+            row = (place - tl.sum(tl.where(before, all_tiles, 0), 0)) * R
+            q_start = tl.load(q_starts + seq)
+            q_len = tl.load(q_starts + seq + 1) - q_start
+            kv_len = tl.load(kv_lens + seq)
+
+            rows = row + tl.arange(0, R)
+            tokens = (q_start + rows // G).to(tl.int64)[:, None]
+            heads = head * G + rows % G
+            valid = (rows < q_len * G)[:, None]
+            q_at = tokens * q_stride_t + heads[:, None] * q_stride_h + columns[None, :]
+            query = product_format(tl.load(q + q_at, mask=valid, other=0.0), NARROW, UPCAST)
+            positions = kv_len - q_len + rows // G
+            first_position = kv_len - q_len + row // G
+            high = kv_len - q_len + tl.minimum((row + R - 1) // G + 1, q_len)
+            logit_scale = scale
+            v_scale = 1.0
+            if k_scales is not None:
+                logit_scale = scale * tl.load(k_scales + head)
+                v_scale = tl.load(v_scales + head)
+            keys = k_cache + head.to(tl.int64) * stride_h
+            values = v_cache + head.to(tl.int64) * stride_h
+            table = block_table + seq.to(tl.int64) * table_stride
+            acc = tl.zeros([R, D], tl.float32)
+            top = tl.full([R], LOWEST, tl.float32)
+            total = tl.zeros([R], tl.float32)
+            low = 0
+            if WINDOW > 0:
+                low = tl.maximum(first_position - WINDOW + 1, 0)
+                edge = low // BLOCK_L
+            else:
+                # Tiles that all rows see whole need no mask; only those on the diagonal do.
+                edge = tl.maximum(first_position + 1, 0) // BLOCK_L
+                for t in range(edge):
+                    acc, top, total = attend_tile(
+                        query,
+                        acc,
+                        top,
+                        total,
+                        t,
+                        low,
+                        high,
+                        positions,
+                        table,
+                        keys,
+                        values,
+                        stride_b,
+                        stride_n,
+                        logit_scale,
+                        MASKED=False,
+                        WINDOW=WINDOW,
+                        SOFTCAP=SOFTCAP,
+                        BLOCK_L=BLOCK_L,
+                        N=N,
+                        D=D,
+                    )
+            for t in range(edge, tl.cdiv(high, BLOCK_L)):
+                acc, top, total = attend_tile(
+                    query,
+                    acc,
+                    top,
+                    total,
+                    t,
+                    low,
+                    high,
+                    positions,
+                    table,
+                    keys,
+                    values,
+                    stride_b,
+                    stride_n,
+                    logit_scale,
+                    MASKED=True,
+                    WINDOW=WINDOW,
+                    SOFTCAP=SOFTCAP,
+                    BLOCK_L=BLOCK_L,
+                    N=N,
+                    D=D,
+                )
+            answer = finish(acc, top, total, sinks, heads, v_scale)
+            o_at = tokens * o_stride_t + heads[:, None] * o_stride_h + columns[None, :]
+            tl.store(out + o_at, answer.to(out.dtype.element_ty), mask=valid)
+
+    first = tl.load(q_starts + num_seqs)
+    clear_rest(out, o_stride_t, o_stride_h, first, clear_to, program, num_programs, H=HKV * G, D=D)

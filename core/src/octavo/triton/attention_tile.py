@@ -30,10 +30,8 @@ def attend_tile(
     table,
     keys,
     values,
-    k_stride_b,
-    k_stride_n,
-    v_stride_b,
-    v_stride_n,
+    stride_b,
+    stride_n,
     scale,
     MASKED: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -45,49 +43,61 @@ def attend_tile(
     """Fold tokens tile * BLOCK_L .. of a sequence into (acc, top, total).
 
     q [R, D] in the number format of the products; positions [R]: each row's position. keys, values: the cache of one
-    KV head; table: the sequence's block ids. low, high: tokens that any row sees; memory outside is not read.
-    MASKED False promises that every row sees the whole tile.
+    KV head, strided alike; table: the sequence's block ids. low, high: tokens that any row sees; memory outside is not
+    read. scale: positive. MASKED False promises that every row sees the whole tile.
     """
     tokens = tile * BLOCK_L + tl.arange(0, BLOCK_L)
     columns = tl.arange(0, D)
     if MASKED:
         inside = (tokens >= low) & (tokens < high)
         blocks = tl.load(table + tokens // N, mask=inside, other=0).to(tl.int64)
-        k_rows = keys + blocks * k_stride_b + (tokens % N) * k_stride_n
-        k = tl.load(k_rows[:, None] + columns[None, :], mask=inside[:, None], other=0.0)
+        at = (blocks * stride_b + (tokens % N) * stride_n)[:, None] + columns[None, :]
+        k = tl.load(keys + at, mask=inside[:, None], other=0.0)
     else:
         blocks = tl.load(table + tokens // N).to(tl.int64)
-        k_rows = keys + blocks * k_stride_b + (tokens % N) * k_stride_n
-        k = tl.load(k_rows[:, None] + columns[None, :])
+        at = (blocks * stride_b + (tokens % N) * stride_n)[:, None] + columns[None, :]
+        k = tl.load(keys + at)
     # Float32 inputs must not be rounded to TF32; narrower ones are not affected.
     logits = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee")
     if SOFTCAP > 0:
         # tanh(x) = 1 - 2 / (e^2x + 1): right at both ends, where e^2x is inf or 0.
-        bent = 1.0 - 2.0 / (tl.exp2(logits * (scale * 2.0 * LOG2E / SOFTCAP)) + 1.0)
-        logits = bent * (SOFTCAP * LOG2E)
+        logits = 1.0 - 2.0 / (tl.exp2(logits * (scale * 2.0 * LOG2E / SOFTCAP)) + 1.0)
+        factor = SOFTCAP * LOG2E
     else:
-        logits = logits * (scale * LOG2E)
+        factor = scale * LOG2E
     if MASKED:
         seen = inside[None, :] & (tokens[None, :] <= positions[:, None])
         if WINDOW > 0:
             seen = seen & (tokens[None, :] > positions[:, None] - WINDOW)
         logits = tl.where(seen, logits, float("-inf"))
-    new_top = tl.maximum(top, tl.max(logits, 1))
-    weights = tl.exp2(logits - new_top[:, None])
+    # The factor goes into the exponent's multiply-add: the largest stays the largest, as it is positive.
+    new_top = tl.maximum(top, tl.max(logits, 1) * factor)
+    weights = tl.exp2(logits * factor - new_top[:, None])
     fade = tl.exp2(top - new_top)
-    v_rows = values + blocks * v_stride_b + (tokens % N) * v_stride_n
     if MASKED:
-        v = tl.load(v_rows[:, None] + columns[None, :], mask=inside[:, None], other=0.0)
+        v = tl.load(values + at, mask=inside[:, None], other=0.0)
     else:
-        v = tl.load(v_rows[:, None] + columns[None, :])
+        v = tl.load(values + at)
     acc = tl.dot(weights.to(q.dtype), v.to(q.dtype), acc * fade[:, None], input_precision="ieee")
     return acc, new_top, total * fade + tl.sum(weights, 1)
 
 
 @triton.jit
-def finish(acc, top, total, sinks, heads, v_scale, HAS_SINKS: tl.constexpr):
-    """The answer [R, D] of finished sums. heads [R]: each row's query head. A row that saw nothing becomes zero."""
-    if HAS_SINKS:
+def product_format(query, narrow: tl.constexpr, UPCAST: tl.constexpr):
+    """The query tile [R, D] in the format of the products. narrow: the cache has 8 bits, which chips widen to float16
+    in one instruction and to bfloat16 in several; it holds every such number exactly."""
+    if UPCAST:
+        query = query.to(tl.float32)
+    elif narrow and query.dtype == tl.bfloat16:
+        query = tl.minimum(tl.maximum(query.to(tl.float32), -65504.0), 65504.0).to(tl.float16)
+    return query
+
+
+@triton.jit
+def finish(acc, top, total, sinks, heads, v_scale):
+    """The answer [R, D] of finished sums. heads [R]: each row's query head; sinks float32 [H] or None. A row that saw
+    nothing becomes zero."""
+    if sinks is not None:
         sink = tl.load(sinks + heads).to(tl.float32) * LOG2E
         new_top = tl.maximum(top, sink)
         fade = tl.exp2(top - new_top)

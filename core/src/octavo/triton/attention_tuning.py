@@ -7,31 +7,46 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
+class DecodeCut:
+    """How a decode launch is cut.
+
+    block: context tokens of a tile. warps, stages: Triton's launch options. programs_per_unit: programs for each
+    compute unit of the device; programs, if not 0, is their number instead. min_tiles: least tiles of a program, as
+    putting shares together costs too.
+    """
+
+    block: int = 64
+    warps: int = 4
+    stages: int = 5
+    programs_per_unit: int = 2
+    programs: int = 0
+    min_tiles: int = 2
+
+
+@dataclass(frozen=True, kw_only=True)
 class AttentionTuning:
     """Sizes of tiles and launches. The defaults run on any GPU of the last years; a platform brings measured ones.
 
     shared_memory: bytes that tiles of one program may take; larger tiles are cut until they fit.
-    decode_programs: programs of a decode launch; 0: `decode_programs_per_unit` for each compute unit of the device.
-    decode_min_tiles: least tiles of a program, as putting shares together costs too.
+    decode: the cut for many sequences. decode_few: (up to so many sequences, their cut), ascending: where a step's
+    bound is that low, latency counts more than bandwidth.
     decode_rows: most query rows (tokens x heads of a group) per KV head in the decode kernel; fewer above head_dim 128.
     decode_fence: False promises that a barrier and one thread's release publish what the other threads of a program
     stored before (memory models with cumulative release, such as PTX's); True is right everywhere and costs a little.
-    *_block: context tokens of a tile; prefill_rows: query rows of a tile. *_warps, *_stages: Triton's launch options.
+    prefill_rows, prefill_block: query rows and context tokens of a tile. prefill_warps, prefill_stages: launch options.
+    prefill_programs_per_unit: programs of a prefill launch for each compute unit.
     """
 
     shared_memory: int = 96 * 1024
-    decode_programs: int = 0
-    decode_programs_per_unit: int = 2
-    decode_min_tiles: int = 2
+    decode: DecodeCut = DecodeCut()
+    decode_few: tuple[tuple[int, DecodeCut], ...] = ()
     decode_rows: int = 64
-    decode_block: int = 64
-    decode_warps: int = 4
-    decode_stages: int = 5
     decode_fence: bool = True
     prefill_rows: int = 128
     prefill_block: int = 64
     prefill_warps: int = 8
     prefill_stages: int = 3
+    prefill_programs_per_unit: int = 2
 
 
 def decode_tiles(stages: int) -> int:

@@ -39,7 +39,8 @@ def register_triton(registry: KernelRegistry, device: Device) -> None:
     from octavo_cuda.tuning import tuning_for
 
     tuning = tuning_for(device.describe().name)
-    triton_attention = TritonAttention.with_tuning(tuning.attention)
+    overlap = overlap_for(getattr(device, "capability", (0, 0)))
+    triton_attention = TritonAttention.with_tuning(tuning.attention, overlap)
     registry.attention(AutoAttention.of(Fa3Attention, FlashInferAttention, triton_attention), priority=40)
     registry.attention(Fa3Attention, priority=30)
     registry.attention(FlashInferAttention, priority=20)
@@ -47,7 +48,6 @@ def register_triton(registry: KernelRegistry, device: Device) -> None:
     registry.linear(Fp8Linear, priority=30)
     registry.linear(Int4Linear, priority=30)
     registry.linear(TritonLinear.with_table(tuning.products), priority=20)
-    overlap = overlap_for(getattr(device, "capability", (0, 0)))
     starts_early: tuple[tuple[Any, bool], ...] = (
         (norm.rms_norm, False),
         (norm.add_rms_norm, True),

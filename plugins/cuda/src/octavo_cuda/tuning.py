@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from octavo.triton.attention_tuning import AttentionTuning
+from octavo.triton.attention_tuning import AttentionTuning, DecodeCut
 from octavo_cuda import tuning_products
 from octavo_cuda.tuning_products import Products
 
@@ -25,11 +25,10 @@ class CardTuning:
 HOPPER = AttentionTuning(
     shared_memory=200 * 1024,
     decode_fence=False,
-    decode_block=32,
-    decode_warps=2,
-    decode_stages=5,
-    decode_programs_per_unit=4,
+    decode=DecodeCut(block=32, warps=2, stages=5, programs_per_unit=4),
+    decode_few=((4, DecodeCut(block=64, warps=8, stages=3, programs_per_unit=1, min_tiles=1)),),
     prefill_block=128,
+    prefill_programs_per_unit=1,
 )
 """Best of 16 decode and 10 prefill cuts on an H200 for batches; see benchmarks/results/h200-2026-11-29.md.
 
