@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
+
 from octavo.engine.frontend import Frontend, Request
 from octavo.engine.info import ModelInfo
 from octavo.engine.messages import Stats
 from octavo.errors import EngineError, RequestError
-from octavo.metrics import COUNTERS, GAUGES, EngineMetrics, token_buckets
+from octavo.metrics import COUNTERS, GAUGES, EngineMetrics, TokenHistogram, token_buckets
 from octavo.outputs import CompletionOutput, RequestOutput
 from octavo.sampling.params import SamplingParams
 
@@ -33,6 +36,27 @@ def test_every_gauge_and_counter_shows_its_field_of_the_stats() -> None:
     metrics.stats = Stats(**{field: number for number, field in enumerate(fields, start=1)})
     shown = [value(metrics, name) for name in GAUGES] + [value(metrics, f"{name}_total") for name in COUNTERS]
     assert shown == list(range(1, len(fields) + 1))
+
+
+def test_token_histogram_shows_what_prometheus_own_would() -> None:
+    values = [(0.0005, 1), (0.002, 3), (0.03, 2), (0.0300001, 5), (1000.0, 4)]
+    bounds = (0.002, 0.03, 0.5)
+    registry, theirs = CollectorRegistry(), CollectorRegistry()
+    ours = TokenHistogram("gaps", "Text.", bounds, tuple(LABELS.values()))
+    registry.register(ours)
+    other = Histogram("octavo:gaps", "Text.", tuple(LABELS), buckets=bounds, registry=theirs).labels(**LABELS)
+    for number, times in values:
+        ours.observe(number, times)
+        for _ in range(times):
+            other.observe(number)
+
+    def shown(one: CollectorRegistry) -> list[str]:
+        lines = generate_latest(one).decode().splitlines()
+        return [line for line in lines if "_created" not in line and "_sum" not in line]
+
+    assert shown(registry) == shown(theirs)
+    total = registry.get_sample_value("octavo:gaps_sum", LABELS)
+    assert total == pytest.approx(sum(number * times for number, times in values))
 
 
 def test_a_request_is_counted_once_in_each_histogram() -> None:
