@@ -102,6 +102,17 @@ def test_container_memory_does_not_count_droppable_cache(tmp_path: Path) -> None
     assert host.container_memory(tmp_path) is None
 
 
+def test_ranks_share_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "container_memory", lambda: (1 << 28, 1 << 27))
+    one, two = make_config(threads=1), make_config(threads=1, tensor_parallel_size=2)
+    caps = octavo_cpu.platform_caps({})
+    whole, half = (octavo_cpu.make_device(0, config, caps).memory() for config in (one, two))
+    assert (half.total, whole.total) == (1 << 27, 1 << 28)
+    assert half.free <= 1 << 26
+    kv = [octavo_cpu.platform_configure(config, caps)[0].value for config in (one, two)]
+    assert kv == [1 << 26, 1 << 25]
+
+
 def test_container_limit_bounds_total_and_free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "container_memory", lambda: (1 << 28, 1 << 27))
     info = host.memory()

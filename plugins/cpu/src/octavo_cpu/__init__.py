@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 VERSION = "0.1.0"
 KV_BYTES = 4 << 30
-"""KV memory unless the user says how much, or what share of the machine, to take."""
+"""KV memory of all workers unless the user says how much, or what share of the machine, to take."""
 
 
 def wide_copy_choice(text: str) -> str:
@@ -83,7 +83,7 @@ def platform_configure(config: EngineConfig, caps: PlatformCaps) -> Sequence[Con
         patches.append(
             ConfigPatch(
                 field="cache.memory_bytes",
-                value=min(KV_BYTES, memory().total // 4),
+                value=min(KV_BYTES, memory().total // 4) // config.parallel.tensor_parallel_size,
                 reason="main memory is shared with the operating system, its page cache and other programs",
             )
         )
@@ -102,8 +102,10 @@ def make_device(local_rank: int, config: EngineConfig, caps: PlatformCaps) -> De
     from octavo_cpu.device import CpuDevice
     from octavo_cpu.host import thread_count
 
-    num_threads = thread_count(config.platform.threads, num_workers=config.parallel.tensor_parallel_size)
-    return CpuDevice(local_rank, num_threads=num_threads, wide_copy=caps.extras.get("wide_copy") != "never")
+    num_workers = config.parallel.tensor_parallel_size
+    num_threads = thread_count(config.platform.threads, num_workers=num_workers)
+    wide_copy = caps.extras.get("wide_copy") != "never"
+    return CpuDevice(local_rank, num_threads=num_threads, num_workers=num_workers, wide_copy=wide_copy)
 
 
 @hookimpl

@@ -133,8 +133,9 @@ def container_memory(root: Path = CGROUP) -> tuple[int, int] | None:
     return None
 
 
-def memory() -> MemInfo:
-    """Memory that this process can have. `peak_torch` is the most this process held itself, mapped files excluded."""
+def memory(num_workers: int = 1) -> MemInfo:
+    """Memory that this process can have, as one of several. `peak_torch` is the most this process held itself, mapped
+    files excluded."""
     info = key_values(read(Path("/proc/meminfo")))
     if "MemTotal" in info:
         total, free = info["MemTotal"], info.get("MemAvailable", info.get("MemFree", 0))
@@ -144,6 +145,7 @@ def memory() -> MemInfo:
         limit, used = limits
         if limit < total:
             total, free = limit, min(free, max(0, limit - used))
+    total, free = total // num_workers, free // num_workers
     process = key_values(read(Path("/proc/self/status")))
     own = process.get("RssAnon", 0)
     peak = max(own, process.get("VmHWM", 0) - process.get("RssFile", 0))
