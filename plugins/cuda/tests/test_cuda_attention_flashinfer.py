@@ -23,7 +23,7 @@ from octavo.plugin import AttentionSpec, AttnBatch, AttnLayer, BatchLimits, KVVi
 from octavo.plugin.torch import TorchDevice
 from octavo.testing.conformance import paged
 from octavo_cuda import attention_flashinfer
-from octavo_cuda.attention_flashinfer import FlashInferAttention, Geometry, partial_bytes, plan_bytes
+from octavo_cuda.attention_flashinfer import FlashInferAttention, Geometry, num_pages, partial_bytes, plan_bytes
 
 Tensor = torch.Tensor
 LIMITS = BatchLimits(max_num_tokens=64, max_num_seqs=8, max_model_len=256)
@@ -247,7 +247,7 @@ def test_a_recorded_step_serves_every_step_of_its_shape(wrapper: type[Wrapper], 
 def recorded(batch: AttnBatch, static: AttnBatch | None, *, one_each: bool) -> AttnBatch:
     """The batch in the tensors that the recording knows, with its bounds."""
     if static is None:
-        table = torch.zeros((batch.num_seqs, 20), dtype=torch.int32)
+        table = torch.zeros((batch.num_seqs, 17), dtype=torch.int32)
         slots = torch.zeros(batch.num_tokens, dtype=torch.int64)
     else:
         table, slots = static.block_table, static.slots
@@ -293,18 +293,14 @@ def test_padding_tokens_are_a_sequence_of_their_own() -> None:
     assert step.pages == 5
 
 
-def test_workspaces_hold_what_a_plan_may_need(wrapper: type[Wrapper]) -> None:
+def test_workspaces_hold_what_a_plan_may_need() -> None:
     kind = spec(num_heads=32, num_kv_heads=8, head_dim=128)
     limits = BatchLimits(max_num_tokens=2048, max_num_seqs=512, max_model_len=4096)
-    inputs = paged.build(
-        paged.Case(spec=spec(), lens=((3, 1), (9, 1))),
-        FlashInferAttention.kv_layout(paged.kv_spec_of(spec())),
-        Hopper(),
-    )
-    row = 4 * 32 * 129  # bytes of a token's answers in all heads
-    # 33 tiles for each of 8 heads keep 132 units busy: of 128 rows, each of 4 tokens, and of 16 in a decode step.
-    assert partial_bytes(kind, 132) - (1 << 20) == row * 33 * 128 // 4
-    assert partial_bytes(kind, 132, inputs.batch) - (1 << 20) == row * 33 * 16 // 4
-    large = replace(inputs.batch, num_tokens=512, num_seqs=512)
-    assert partial_bytes(kind, 132, large) - (1 << 20) == row * (128 + 513) * 16 // 4
-    assert plan_bytes(kind, limits) - (1 << 20) == 4 * 6 * 32 * (16 + 513)
+    row, mib = 4 * 32 * 129, 1 << 20  # bytes of a token's answers in all heads
+    # Two tiles for each of 132 units by 8 heads; in recorded steps one for each 128 rows of 4 heads, and a rest of each
+    # sequence; decode steps have tiles of 16.
+    assert partial_bytes(kind, 132, 4, 16) - mib == row * 33 * 128 // 4
+    assert partial_bytes(kind, 132, 512, 64) - mib == row * (128 + 513) * 16 // 4, "decode steps need more"
+    assert partial_bytes(kind, 132, 512, 2048) - mib == row * (64 + 513) * 128 // 4
+    assert plan_bytes(kind, limits) - mib == 4 * 6 * 32 * (16 + 513)
+    assert num_pages(kind, limits) == 512 * 257 + 128

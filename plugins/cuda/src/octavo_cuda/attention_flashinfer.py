@@ -37,6 +37,7 @@ from octavo.plugin import (
 )
 from octavo_cuda.attention import HOPPER, load_write
 from octavo_cuda.attention_check import objection
+from octavo_cuda.graphs import MIXED_TOKENS
 
 Tensor = torch.Tensor
 
@@ -96,24 +97,22 @@ def int32(values: NDArray[Any]) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Planner:
-    """A wrapper, and the device memory that the kernels of a recorded step read beside the wrapper's own.
+    """A wrapper. page_starts: where it keeps those of a recorded step on the device.
 
     copied: FlashInfer's pinned plan has left for the device; the next one may overwrite it only then.
     """
 
     wrapper: Any
     page_starts: Tensor
-    pages: Tensor
     copied: Any
 
 
 @dataclass(frozen=True, kw_only=True)
 class FlashInferPlan:
-    """One step for all layers. pages, page_starts: filled by the first layer, from the block table on the device."""
+    """One step for all layers. page_starts: where each sequence's pages begin in the list of all of them."""
 
     wrapper: Any
     page_starts: Tensor
-    pages: Tensor
     block_table: Tensor
     slots: Tensor
 
@@ -161,7 +160,6 @@ class FlashInferAttention:
         self._spec = spec
         self._device = device
         self._hopper = getattr(device, "capability", (0, 0))[0] == HOPPER
-        self._units = max(device.describe().compute_units, 1)
         dtype = getattr(torch, spec.dtype)
         self._options: dict[str, Any] = {
             "num_qo_heads": spec.num_heads,
@@ -175,10 +173,13 @@ class FlashInferAttention:
             "q_data_type": dtype,
             "kv_data_type": dtype,
         }
-        self._partial = self._empty(partial_bytes(spec, self._units), torch.uint8)
-        # Every step is planned right before it runs, in the order of one stream: one plan at a time lies here.
+        # Every step is planned right before it runs, in the order of one stream: all share what a plan and its kernels
+        # write. It is taken here, before core counts what is left for the cache.
+        longest = SHORT if self._hopper else min(limits.max_num_tokens, MIXED_TOKENS[-1])
+        units = max(device.describe().compute_units, 1)
+        self._partial = self._empty(partial_bytes(spec, units, limits.max_num_seqs, longest), torch.uint8)
         self._ints = self._empty(plan_bytes(spec, limits), torch.uint8)
-        self._pages = self._empty(0, torch.int32)
+        self._pages = self._empty(num_pages(spec, limits), torch.int32)
         self._recorded: dict[tuple[int, ...], Planner] = {}
         self._eager: dict[str, Planner] = {}
         self._first_layer: int | None = None
@@ -193,16 +194,15 @@ class FlashInferAttention:
         step = Geometry.of(batch, self._spec.block_size)
         if graph:
             planner = self._recorded_planner(batch)
-            page_starts, pages = planner.page_starts, planner.pages
+            page_starts = planner.page_starts
         else:
             planner = self._eager_planner(batch)
             page_starts = step.page_starts.to(self._device.torch_device)
-            pages = self._empty(step.pages, torch.int32)
         planner.copied.synchronize()
         planner.wrapper.plan(
             qo_indptr=step.q_starts,
             paged_kv_indptr=step.page_starts,
-            paged_kv_indices=pages[: step.pages],
+            paged_kv_indices=self._pages[: step.pages],
             paged_kv_last_page_len=step.last_page_lens,
             **self._options,
         )
@@ -210,7 +210,6 @@ class FlashInferAttention:
         return FlashInferPlan(
             wrapper=planner.wrapper,
             page_starts=page_starts,
-            pages=pages,
             block_table=batch.block_table,
             slots=batch.slots,
         )
@@ -224,43 +223,29 @@ class FlashInferAttention:
         if key not in self._recorded:
             num_seqs, kernel = batch.num_seqs + 1, self._kernel(batch.max_q_len)
             page_starts = self._empty(num_seqs + 1, torch.int32)
-            most = table.numel() + -(-batch.num_tokens // self._spec.block_size)
-            if most > self._pages.numel():
-                self._pages = self._empty(most, torch.int32)
-            pages = self._pages
-            partial = self._partial_for(batch) if kernel == "fa2" else self._partial
             wrapper = self._wrapper_class(
-                partial,
+                self._partial,
                 LAYOUT,
                 use_cuda_graph=True,
                 qo_indptr_buf=self._empty(num_seqs + 1, torch.int32),
                 paged_kv_indptr_buf=page_starts,
-                paged_kv_indices_buf=pages,
+                paged_kv_indices_buf=self._pages,
                 paged_kv_last_page_len_buf=self._empty(num_seqs, torch.int32),
                 backend=kernel,
                 max_total_num_rows=batch.num_tokens,
             )
-            wrapper.reset_workspace_buffer(partial, self._ints)
-            self._recorded[key] = Planner(
-                wrapper=wrapper, page_starts=page_starts, pages=pages, copied=self._device.event()
-            )
+            wrapper.reset_workspace_buffer(self._partial, self._ints)
+            self._recorded[key] = Planner(wrapper=wrapper, page_starts=page_starts, copied=self._device.event())
         return self._recorded[key]
 
     def _eager_planner(self, batch: AttnBatch) -> Planner:
         kernel = self._kernel(batch.max_q_len)
         if kernel not in self._eager:
-            none = self._empty(0, torch.int32)
             wrapper = self._wrapper_class(self._partial, LAYOUT, backend=kernel)
             wrapper.reset_workspace_buffer(self._partial, self._ints)
-            self._eager[kernel] = Planner(wrapper=wrapper, page_starts=none, pages=none, copied=self._device.event())
+            none = self._empty(0, torch.int32)
+            self._eager[kernel] = Planner(wrapper=wrapper, page_starts=none, copied=self._device.event())
         return self._eager[kernel]
-
-    def _partial_for(self, batch: AttnBatch) -> Tensor:
-        """Memory for partial answers, shared by all steps; recorded ones keep what was there when they were made."""
-        need = partial_bytes(self._spec, self._units, batch)
-        if need > self._partial.numel():
-            self._partial = self._empty(need, torch.uint8)
-        return self._partial
 
     # -- once a layer --
 
@@ -288,22 +273,23 @@ class FlashInferAttention:
     def _flatten(self, plan: FlashInferPlan) -> None:
         num_seqs = plan.block_table.shape[0]
         flat_pages_kernel[(num_seqs + 1,)](
-            plan.pages, plan.page_starts, plan.block_table, plan.block_table.stride(0), num_seqs, BLOCK=PAGES_AT_ONCE
+            self._pages, plan.page_starts, plan.block_table, plan.block_table.stride(0), num_seqs, BLOCK=PAGES_AT_ONCE
         )
 
 
-def partial_bytes(spec: AttentionSpec, units: int, recorded: AttnBatch | None = None) -> int:
+def partial_bytes(spec: AttentionSpec, units: int, max_num_seqs: int, longest: int) -> int:
     """What a plan of FlashInfer's FlashAttention 2 kernel may take for partial answers, in bytes.
 
-    Source: `PrefillPlanImpl` in FlashInfer's scheduler.cuh: a float32 row of answers and its sum for each row of each
-    tile; two tiles for each unit, or all that a recorded shape may have.
+    longest: query tokens of the largest recorded step with prompts that it serves. Source: `PrefillPlanImpl` in
+    FlashInfer's scheduler.cuh: a float32 row of answers and its sum for each row of each tile; two tiles for each unit,
+    or all that a recorded shape may have.
     """
     group = spec.num_heads // spec.num_kv_heads
-    tile, tiles = LARGEST_TILE, 2 * units // spec.num_kv_heads
-    if recorded is not None:
-        tile = LARGEST_TILE if recorded.max_q_len > 1 else 16 if group <= 16 else 64
-        tiles = max(tiles, -(-recorded.num_tokens * group // tile) + recorded.num_seqs + 1)
-    rows = -(-tiles * tile // group)
+    least = 2 * units // spec.num_kv_heads
+    rows = 0
+    for tokens, tile in ((max_num_seqs, 16 if group <= 16 else 64), (longest, LARGEST_TILE)):
+        tiles = -(-tokens * group // tile) + min(max_num_seqs, tokens) + 1
+        rows = max(rows, -(-max(tiles, least) * tile // group))
     return SLACK + 4 * spec.num_heads * rows * (spec.head_dim + 1)
 
 
@@ -311,3 +297,9 @@ def plan_bytes(spec: AttentionSpec, limits: BatchLimits) -> int:
     """What the plan of any step may take. Source: `PrefillSM90Plan`, six int32 for each head of each tile."""
     tiles = -(-limits.max_num_tokens // LARGEST_TILE) + limits.max_num_seqs + 1
     return SLACK + 4 * 6 * spec.num_heads * tiles
+
+
+def num_pages(spec: AttentionSpec, limits: BatchLimits) -> int:
+    """Pages of all sequences of a step and its padding at most. Sequences may share pages: each counts its own."""
+    longest = -(-limits.max_model_len // spec.block_size) + 1
+    return limits.max_num_seqs * longest + -(-limits.max_num_tokens // spec.block_size)
