@@ -152,7 +152,12 @@ class ConfigPatch:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerLaunch:
-    """How worker processes start. `env(local_rank, world_size)` gives a worker's extra environment."""
+    """How worker processes start. Rank 0 is the engine's own process.
+
+    visible_env: the variable that says which devices a process sees. Every other rank is then shown its own
+        `devices_per_worker` only, and `make_device` gets local rank 0. None: all see all and take theirs by local rank.
+    env: (local rank, world size) -> a worker's further environment.
+    """
 
     start_method: str = "spawn"
     daemon: bool = True

@@ -82,7 +82,8 @@ def kv_layout(spec: KVSpec, device: Device) -> KVLayout | None:
 
 @hookspec(firstresult=True)
 def make_communicator(group: GroupSpec, device: Device) -> Communicator | None:
-    """Collectives of a group of ranks. Default: torch.distributed with `caps.dist_backend`, or gloo."""
+    """Collectives of a group of ranks; the default process group exists. Default: `TorchCommunicator` of
+    `octavo.plugin.torch` with `caps.dist_backend`, or gloo."""
 
 
 @hookspec(firstresult=True)
