@@ -13,6 +13,9 @@ import numpy as np
 
 from octavo.engine.messages import Deltas, int32, int64
 
+MOST_APART = 4
+"""Messages that could not be joined, of which each may still be cut into portions."""
+
 
 class Backlog:
     """Messages that wait for a reader who takes the news of at most `portion` sequences at a time (None: all).
@@ -32,16 +35,14 @@ class Backlog:
 
     def take(self) -> list[Deltas]:
         """What is to be read next, in order; empty if nothing is left."""
-        if self._portion is None:
-            return self._join_unread()
         if not self._portions:
-            for message in self._join_unread():
+            messages, self._unread = coalesce(self._unread), []
+            if self._portion is None or len(messages) > MOST_APART:
+                # Every step brings more: a portion of each would never catch up with them.
+                return messages
+            for message in messages:
                 self._portions.extend(_cut(message, self._portion))
         return [self._portions.popleft()] if self._portions else []
-
-    def _join_unread(self) -> list[Deltas]:
-        unread, self._unread = self._unread, []
-        return coalesce(unread)
 
 
 def coalesce(messages: Iterable[Deltas]) -> list[Deltas]:

@@ -109,6 +109,18 @@ def test_logprobs_keep_their_own_message(deltas: Any, logprob_block: Any) -> Non
     assert coalesce(messages) == messages
 
 
+def test_messages_that_cannot_be_joined_do_not_pile_up(deltas: Any, logprob_block: Any) -> None:
+    backlog = Backlog(1)
+    for step in range(200):
+        more = (logprob_block(1, [[5]], [[-1.0]], [1]),) if step % 2 else ()
+        backlog.put([deltas(*[(handle, [step]) for handle in range(20)], logprobs=more)])
+        backlog.take()
+    takes_left = 0
+    while backlog.take():
+        takes_left += 1
+    assert takes_left <= 50
+
+
 def test_messages_without_sequences_leave_only_the_latest_gauges(deltas: Any) -> None:
     (one,) = coalesce([deltas(stats=Stats(running=3)), deltas(stats=Stats(running=0))])
     assert (rows(one), one.stats) == ([], Stats(running=0))
