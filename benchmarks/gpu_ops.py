@@ -1,8 +1,9 @@
 """Triton kernels against torch on one device, by CUDA-graph replay: ratios above 1 mean ours is faster.
 
-    PYTHONPATH=core/src python benchmarks/gpu_ops.py --device cuda --family ops,gemv [--only llama] [--rows 1,4,8]
+    PYTHONPATH=core/src python benchmarks/gpu_ops.py --device cuda --family ops,int4 [--only llama] [--rows 1,4,8]
 
-Families: ops (norms, rope, activations, fp8), sampling, gemv (bf16), gemv-fp8, int4 (both against bf16 torch).
+Families: ops (norms, rope, activations, fp8), sampling, gemv-fp8, int4 (both against bf16 torch); for bf16 products
+see gpu_products.py.
 Weights rotate among copies larger than the L2 cache. Every kernel is checked against its reference first; a wrong one
 is not timed. The products' families try several cuts of a shape and end with a tuning table as a Python literal.
 """
@@ -247,8 +248,6 @@ def gemv_call(family: str, num_out: int, num_in: int, device: torch.device) -> t
     """(the weight in bf16, (x, config) -> product by the family's kernel); a fresh random weight."""
     weight = torch.randn(num_out, num_in, dtype=torch.bfloat16, device=device)
     counters = gemv.make_counters(num_out, device)
-    if family == "gemv":
-        return weight, lambda x, c: gemv.gemv(x, weight, config=c, counters=counters)
     if family == "gemv-fp8":
         codes, scale = quantize.quantize_fp8(weight)
         weight = (codes.float() * scale).bfloat16()
@@ -262,7 +261,7 @@ def gemv_call(family: str, num_out: int, num_in: int, device: torch.device) -> t
 def tune(family: str, name: str, num_rows: int, device: torch.device) -> tuple[tuple[int, int, int], Cut, float]:
     """Time every cut of one shape, then the best one's stages; returns its key, config and ratio to torch."""
     num_out, num_in = SHAPES[name]
-    bits = {"gemv": 16, "gemv-fp8": 8, "int4": 5}[family]
+    bits = {"gemv-fp8": 8, "int4": 5}[family]
     num_bytes = num_out * num_in * bits // 8
     num_cores = torch.get_device_module(device).get_device_properties(device).multi_processor_count
     x = torch.randn(num_rows, num_in, dtype=torch.bfloat16, device=device)
@@ -300,9 +299,9 @@ def tune(family: str, name: str, num_rows: int, device: torch.device) -> tuple[t
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--family", default="ops,sampling,gemv")
-    parser.add_argument("--only", default="", help="gemv shapes whose name contains this")
-    parser.add_argument("--rows", default="1,4,8", help="rows of the gemv families")
+    parser.add_argument("--family", default="ops,sampling")
+    parser.add_argument("--only", default="", help="products whose name contains this")
+    parser.add_argument("--rows", default="1,4,8", help="rows of the products")
     parser.add_argument("--tokens", default="1,64,256,2048", help="tokens of the ops; up to 256 rows for sampling")
     options = parser.parse_args()
     device = torch.device(options.device)
