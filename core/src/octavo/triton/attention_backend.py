@@ -61,8 +61,9 @@ class Scratch:
 class TritonPlan:
     """One step for all layers: device tensors by reference, launch sizes from bounds.
 
-    decode_programs: 0 if no sequence can be short. prefill_programs: 0 if none can be long. decode, prefill: constants
-    and launch options of the kernels. short: the prefill kernel skips sequences of at most that many query tokens.
+    decode_programs: 0 if no sequence can be short. least: tiles of a decode program. prefill_programs: 0 if no
+    sequence can be long. decode, prefill: constants and launch options of the kernels. short: the prefill kernel skips
+    sequences of at most that many query tokens.
     """
 
     q_starts: Tensor
@@ -72,6 +73,7 @@ class TritonPlan:
     num_tokens: int
     num_seqs: int
     decode_programs: int
+    least: int
     decode: Mapping[str, Any]
     prefill_programs: int
     prefill: Mapping[str, Any]
@@ -197,13 +199,13 @@ class TritonAttention:
             num_tokens=batch.num_tokens,
             num_seqs=batch.num_seqs,
             decode_programs=self._decode_programs(batch, cut) if any_short else 0,
+            least=cut.min_tiles,
             decode=self._constants
             | {
                 "BLOCK_L": cut.block,
                 "BLOCK_S": max(power_of_two(most), 16),
                 "R": max(kept, LEAST_ROWS),
                 "KEPT": kept,
-                "MIN_TILES": cut.min_tiles,
                 "CHUNK": max(1, COMBINED * cut.warps // (kept * self._spec.head_dim)),
                 "FENCE": self._fence,
                 "num_warps": cut.warps,
@@ -283,6 +285,7 @@ class TritonAttention:
                 scratch.fences,
                 plan.num_seqs,
                 0 if plan.prefill_programs else plan.num_tokens,
+                plan.least,
                 table_stride,
                 *strides,
                 scale,

@@ -22,7 +22,7 @@ import triton.language as tl
 from octavo.triton.attention_tile import LOWEST, attend_tile, clear_rest, finish, product_format
 
 
-@triton.jit(do_not_specialize=["num_seqs", "clear_to", "table_stride"])
+@triton.jit(do_not_specialize=["num_seqs", "clear_to", "least", "table_stride"])
 def decode_kernel(
     q,
     k_cache,
@@ -40,6 +40,7 @@ def decode_kernel(
     fences,
     num_seqs,
     clear_to,
+    least,
     table_stride,
     q_stride_t,
     q_stride_h,
@@ -59,7 +60,6 @@ def decode_kernel(
     KEPT: tl.constexpr,
     BLOCK_L: tl.constexpr,
     BLOCK_S: tl.constexpr,
-    MIN_TILES: tl.constexpr,
     CHUNK: tl.constexpr,
     FENCE: tl.constexpr,
     NARROW: tl.constexpr,
@@ -71,7 +71,7 @@ def decode_kernel(
     q, out [T, Hkv * G, D]. R rows fill the matrix unit, the first KEPT of them can be queries. sums float32
     [P, 2, KEPT, D] and tops float32 [P, 2, 2, KEPT]: slots for unfinished work; arrivals int32 [S * Hkv]: zero before
     and after. BLOCK_S: a power of two >= S. WINDOW 0, SOFTCAP 0.0: none. scale: on logits; k_scales, v_scales float32
-    [Hkv]: of the cache, or None. MIN_TILES: least share of a program. CHUNK: slots added up at a time. FENCE: numbers
+    [Hkv]: of the cache, or None. least: tiles of a program's share. CHUNK: slots added up at a time. FENCE: numbers
     of int32 [P, FENCE] `fences`, at least one for each thread; 0: the device needs none. NARROW: the cache has 8 bits.
     clear_to: tokens behind the last sequence become zero up to this one; 0: the prefill kernel does it.
     """
@@ -92,7 +92,7 @@ def decode_kernel(
     all_tiles = tl.where((all_q_lens > 0) & (all_q_lens <= KEPT // G), all_tiles, 0)
     ends = tl.cumsum(all_tiles, 0) * HKV
     num_tiles = tl.sum(all_tiles, 0) * HKV
-    share = tl.maximum(tl.cdiv(num_tiles, num_programs), MIN_TILES)
+    share = tl.maximum(tl.cdiv(num_tiles, num_programs), least)
     work = program * share
     stop = tl.minimum(work + share, num_tiles)
 
