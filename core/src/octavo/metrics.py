@@ -106,7 +106,8 @@ class TokenHistogram(Collector):
 
     def collect(self) -> Iterator[Metric]:
         up_to = itertools.accumulate(self._counts)
-        buckets = [(floatToGoString(bound), count) for bound, count in zip(self._bounds, up_to, strict=True)]
+        names = map(floatToGoString, self._bounds)
+        buckets = list(zip(names, up_to, strict=True))
         family = HistogramMetricFamily(self._name, self._text, labels=LABELS)
         family.add_metric(self._label_values, buckets, sum_value=self._sum)
         yield family
