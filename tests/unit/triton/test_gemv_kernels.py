@@ -94,13 +94,3 @@ def test_default_configs_cut_every_known_shape_into_slices_that_hold_work() -> N
             assert config.block_n & (config.block_n - 1) == 0
     assert gemv.default_config(1024, 3072, 4).split_k > gemv.default_config(128256, 4096, 4).split_k == 1
     assert gemv.default_config(1024, 3072, 1).block_n < gemv.default_config(128256, 4096, 1).block_n
-
-
-def test_a_tuned_entry_serves_smaller_products_of_its_shape() -> None:
-    four = GemvConfig(block_n=64, block_k=128, split_k=2)
-    one = GemvConfig(block_n=8, block_k=512, dot=False)
-    table = {(64, 256, 4): four, (64, 256, 1): one}
-    assert gemv.tuned_config(table, 64, 256, 1) is one
-    assert gemv.tuned_config(table, 64, 256, 3) is four
-    assert gemv.tuned_config(table, 64, 256, 5) == gemv.default_config(64, 256, 5)
-    assert gemv.tuned_config(table, 65, 256, 1) == gemv.default_config(65, 256, 1)

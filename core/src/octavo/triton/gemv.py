@@ -14,7 +14,6 @@ registers. 4-bit weights have a kernel of their own, `octavo.triton.int4`.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -169,17 +168,6 @@ def default_config(num_out: int, num_in: int, num_rows: int, *, num_cores: int =
     most = min(4, 2 * num_cores * block_n // num_out, num_in // (2 * block_k))
     split_k = 1 << (max(most, 1).bit_length() - 1)
     return GemvConfig(block_n=block_n, block_k=block_k, split_k=split_k, num_warps=num_warps, num_stages=4)
-
-
-def tuned_config(
-    table: Mapping[tuple[int, int, int], GemvConfig], num_out: int, num_in: int, num_rows: int, *, num_cores: int = 132
-) -> GemvConfig:
-    """The platform's entry for (N, K, M), else of the next larger M that it has, else `default_config`."""
-    for rows in range(num_rows, MAX_ROWS + 1):
-        config = table.get((num_out, num_in, rows))
-        if config is not None and (config.dot or num_rows == 1):
-            return config
-    return default_config(num_out, num_in, num_rows, num_cores=num_cores)
 
 
 def make_counters(num_out: int, device: torch.device) -> Tensor:
