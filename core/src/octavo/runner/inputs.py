@@ -60,7 +60,7 @@ class Staging:
         return torch.from_numpy(staged)
 
     def send(self, array: NDArray[Any]) -> Tensor:
-        """The array on the device, without waiting."""
+        """The array on the device, without waiting; valid until `reset` where device and host share memory."""
         return self.stage(array).to(self._device.torch_device, non_blocking=True)
 
 
@@ -106,7 +106,7 @@ class RequestTable:
             stops = admit.stop_ids[:MAX_STOPS]
             end[2 : 2 + len(stops)] = stops
         rows, values = staging.send(np.array([a.row for a in admits], np.int64)), staging.send(ends)
-        self.ended[rows] = 0
+        self.ended.index_fill_(0, rows, 0)
         self.limits[rows] = values[:, :2]
         self.stops[rows] = values[:, 2:]
 
@@ -127,7 +127,7 @@ class RequestTable:
 class HostStep:
     """What the host knows of a step. key: its padded shape, T tokens and S sequences.
 
-    q_starts int32 [S + 1], kv_lens int32 [S]: padded, in staging memory.
+    q_starts int32 [S + 1], kv_lens int32 [S]: padded.
     """
 
     key: BatchKey

@@ -23,6 +23,7 @@ from octavo.layers.context import BuildContext, StepState
 from octavo.models.registry import Model
 from octavo.plugin.contracts import AttnBatch, BatchKey, Event, GraphRunner, KVView
 from octavo.plugin.step import Batch, KVGroup, StepResult, TokenLogprobs
+from octavo.plugin.torch import HOST
 from octavo.runner.buckets import Shapes
 from octavo.runner.inputs import DeviceStep, HostStep, InputBuffers, RequestTable, Staging
 from octavo.runner.scoring import PromptScorer
@@ -41,7 +42,7 @@ class Outputs:
 
 @dataclass(frozen=True, kw_only=True)
 class Pending:
-    """A launched step: what `collect` has to wait for and turn into numpy.
+    """A launched step: what `collect` has to wait for and turn into numpy. By then it is all on the host.
 
     places: where in staging.tokens the tokens of the sequences that sampled lie.
     """
@@ -118,6 +119,10 @@ class ModelRunner:
             scored = self.scorer.score(batch, outputs.hidden)
             # Queued here, ahead of the next step: a copy that `collect` asks for would wait until that step is done.
             staging.tokens[: len(sampled.tokens)].copy_(sampled.tokens, non_blocking=True)
+            if sampled.logprobs is not None:
+                where, *found = sampled.logprobs
+                ids, values, ranks = (t.to(HOST, non_blocking=True) for t in found)
+                sampled = replace(sampled, logprobs=(where, ids, values, ranks))
             done = self.ctx.device.event()
             done.record()
         self.pending.append(
@@ -277,8 +282,7 @@ class ModelRunner:
     def _logprobs(self, batch: Batch, sampled: Sampled) -> list[TokenLogprobs]:
         if sampled.logprobs is None:
             return []
-        places, *tensors = sampled.logprobs
-        ids, values, ranks = (t.cpu() for t in tensors)
+        places, ids, values, ranks = sampled.logprobs
         rows = batch.rows[batch.samples][places]
         starts = (batch.starts + batch.counts)[batch.samples][places]
         # Each row gets the width it asked for, not the widest of the step.

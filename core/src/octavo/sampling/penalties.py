@@ -19,13 +19,12 @@ class PenaltyState:
         self.counts = torch.zeros((0, vocab_size), dtype=torch.int32, device=device)
         self.in_prompt = torch.zeros((0, vocab_size), dtype=torch.bool, device=device)
 
-    def admit(self, row: int, token_ids: NDArray[np.int32], num_prompt_tokens: int) -> None:
-        """Count a request's known tokens (after preemption these hold output too)."""
+    def admit(self, row: int, known: Tensor, num_prompt_tokens: int) -> None:
+        """Count a request's known tokens, int64 on the device (after preemption these hold output too)."""
         self.release(row)
         if not self.free:
             self._grow()
         place = self.place[row] = self.free.pop()
-        known = torch.from_numpy(token_ids.astype(np.int64)).to(self.device)
         prompt, output = known[:num_prompt_tokens], known[num_prompt_tokens:]
         self.in_prompt[place].zero_()
         self.in_prompt[place, prompt] = True
@@ -37,18 +36,14 @@ class PenaltyState:
         if place is not None:
             self.free.append(place)
 
-    def of(self, rows: NDArray[np.int32]) -> tuple[Tensor, Tensor]:
-        """(counts, in_prompt) of rows [N], both [N, V]."""
-        index = self._index(rows)
-        return self.counts[index], self.in_prompt[index]
+    def places(self, rows: NDArray[np.int32]) -> NDArray[np.int64]:
+        """Where rows [N] lie."""
+        return np.array([self.place[row] for row in rows.tolist()], np.int64)
 
-    def count(self, rows: NDArray[np.int32], tokens: Tensor) -> None:
-        """Add one sampled token int64 [N] to each row; -1 (a failed row) counts as token 0, nobody will read it."""
+    def count(self, places: Tensor, tokens: Tensor) -> None:
+        """Add one sampled token int64 [N] to each place; -1 (a failed row) counts as token 0, nobody will read it."""
         ones = torch.ones_like(tokens, dtype=torch.int32)
-        self.counts.index_put_((self._index(rows), tokens.clamp_min(0)), ones, accumulate=True)
-
-    def _index(self, rows: NDArray[np.int32]) -> Tensor:
-        return torch.tensor([self.place[int(row)] for row in rows], device=self.device)
+        self.counts.index_put_((places, tokens.clamp_min(0)), ones, accumulate=True)
 
     def _grow(self) -> None:
         old = len(self.counts)

@@ -108,7 +108,8 @@ class Sampler:
             params.presence_penalty != 0.0 or params.frequency_penalty != 0.0 or params.repetition_penalty != 1.0
         )
         if self.penalised[row]:
-            self.penalty_state.admit(row, admit.token_ids, admit.num_prompt_tokens)
+            known = self.upload(admit.token_ids.astype(np.int64))
+            self.penalty_state.admit(row, known, admit.num_prompt_tokens)
         rare = _rare(admit, self.vocab_size)
         self.is_rare[row] = rare is not None
         if rare is not None:
@@ -134,7 +135,8 @@ class Sampler:
         tokens = self._choose(logits, rows, positions)
         if self.penalised[rows].any():
             places_penalised = np.flatnonzero(self.penalised[rows])
-            self.penalty_state.count(rows[places_penalised], tokens[self.upload(places_penalised)])
+            where = self.upload(self.penalty_state.places(rows[places_penalised]))
+            self.penalty_state.count(where, tokens[self.upload(places_penalised)])
         if raw is None:
             return Sampled(tokens=tokens)
         width = int(self.logprobs[rows[places]].max())
@@ -208,7 +210,8 @@ class Sampler:
         places = np.flatnonzero(self.penalised[rows])
         if len(places):
             index = self.upload(places)
-            counts, in_prompt = self.penalty_state.of(rows[places])
+            state, where = self.penalty_state, self.upload(self.penalty_state.places(rows[places]))
+            counts, in_prompt = state.counts[where], state.in_prompt[where]
             presence, frequency, repetition = (self.upload(self.floats[rows[places], c]) for c in (3, 4, 5))
             logits[index] = self.ops["penalties"](logits[index], counts, in_prompt, presence, frequency, repetition)
 
