@@ -41,6 +41,7 @@ class PagedModel:
         max_model_len: int = 128,
         comm: Any = None,
         dequantize: bool = False,
+        kernels: KernelTable | None = None,
         seed: int = 0,
     ) -> None:
         self.source = open_model(str(folder))
@@ -50,7 +51,7 @@ class PagedModel:
             kv_dtype=dtype_name(dtype),
             block_size=BLOCK_SIZE,
             limits=BatchLimits(max_num_tokens=256, max_num_seqs=8, max_model_len=max_model_len),
-            kernels=KernelTable(),
+            kernels=kernels or KernelTable(),
             comm=comm or SingleRank(),
             dequantize=dequantize,
         )

@@ -54,7 +54,7 @@ def qkv_norm_rope(
     """
     num_packed = num_heads + 2 * num_kv_heads
     head_dim = qkv.shape[1] // num_packed
-    heads = qkv.unflatten(1, (num_packed, head_dim))
+    heads = qkv.view(qkv.shape[0], num_packed, head_dim)
     q, k, v = torch.split(heads, [num_heads, num_kv_heads, num_kv_heads], dim=1)
     if q_weight is not None and k_weight is not None:
         if q_weight.shape[0] == head_dim:
