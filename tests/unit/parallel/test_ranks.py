@@ -129,17 +129,31 @@ def test_an_error_of_rank_0_alone_stays_its_own(start: Any, monkeypatch: pytest.
         raise ZeroDivisionError
 
 
-def test_a_main_thread_that_waits_on_the_device_is_unblocked(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_main_thread_that_waits_on_the_device_is_unblocked(
+    start: Any, monkeypatch: pytest.MonkeyPatch, inside: bool
+) -> None:
     monkeypatch.setattr(ranks, "UNBLOCK_S", 0.05)
     group = start("stuck")
     group.meet("here")
     aborted = []
     group._leave = lambda: aborted.append(time.monotonic())
     os.kill(group._processes[1].pid, signal.SIGKILL)
-    deadline = time.monotonic() + 30
-    while not aborted and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert aborted
+    if not inside:
+        group._watcher.join(30)
+        time.sleep(0.2)
+        assert not aborted
+    else:
+
+        def collective() -> None:
+            deadline = time.monotonic() + 30
+            while not aborted and time.monotonic() < deadline:
+                time.sleep(0.01)
+            raise RuntimeError("the collective was aborted")
+
+        with pytest.raises(EngineError), group.blamed():
+            collective()
+        assert aborted
     with pytest.raises(EngineError, match=r"rank 1 has ended \(killed by signal 9\); it may have run out of memory"):
         group.check()
 

@@ -90,10 +90,10 @@ def test_a_rank_killed_while_serving_ends_the_request_and_the_engine(tmp_path: P
     assert not dist.is_initialized()
 
 
-def test_a_server_whose_rank_is_killed_says_so_and_ends(tmp_path: Path) -> None:
+def test_an_idle_server_whose_rank_is_killed_says_so_and_ends(tmp_path: Path) -> None:
     folder = str(make_model(tmp_path / "model", "llama", tokenizer=False))
     config = make_config(model=folder, tensor_parallel_size=2, run_ahead=1, **SETTINGS)
-    params = SamplingParams(temperature=0, **COMMON | {"max_tokens": 120})
+    params = SamplingParams(temperature=0, **COMMON)
 
     async def scenario() -> None:
         handle = await start_engine(config)
@@ -101,13 +101,15 @@ def test_a_server_whose_rank_is_killed_says_so_and_ends(tmp_path: Path) -> None:
         engine = handle.transport.pid
         assert engine is not None
         try:
-            answer = client.generate([5, 6], params, request_id="r")
-            await anext(answer)
+            async for _ in client.generate([5, 6], params, request_id="r"):
+                pass
             ranks = children_of(engine)
             assert len(ranks) == 1
             os.kill(ranks[0], signal.SIGKILL)
+            while client.is_alive:
+                await asyncio.sleep(0.1)
             with pytest.raises(EngineDeadError, match="rank 1 has ended"):
-                async for _ in answer:
+                async for _ in client.generate([5, 6], params, request_id="r"):
                     pass
         finally:
             await client.shutdown()

@@ -84,6 +84,12 @@ class EngineLoop:
         self._scheduler.fail_all(message)
         return self._scheduler.outbox.publish(self._scheduler.step, self.stats)
 
+    def check(self) -> None:
+        """Raise if the executor can serve no more: one that has lost a rank says so (`RankedExecutor.check`)."""
+        check = getattr(self._executor, "check", None)
+        if check is not None:
+            check()
+
     def close(self) -> None:
         """Free what the executor holds; nothing else may be called afterwards."""
         self._executor.close()

@@ -56,6 +56,8 @@ logger = logging.getLogger("octavo.engine")
 
 PROGRESS_S = 10.0
 """How often a start that takes long says that it goes on."""
+HEALTH_MS = 1000
+"""How often an engine without work looks whether it could still do some."""
 MAX_SOCKET_PATH = 100
 """Unix socket paths may have 107 bytes; macOS allows 103."""
 
@@ -124,7 +126,9 @@ def engine_main(config: EngineConfig, build: Build | None, folder: Path, num_cli
         outboxes[-1].connect(address(folder, f"outbox-{client}"))
 
     def receive(block: bool) -> list[Inbound]:
-        messages = [decode_inbound(inbox.recv())] if block else []
+        while block and not inbox.poll(HEALTH_MS):
+            engine.check()
+        messages = []
         while True:
             try:
                 messages.append(decode_inbound(inbox.recv(zmq.NOBLOCK)))

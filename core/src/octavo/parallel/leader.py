@@ -44,6 +44,10 @@ class RankedExecutor:
         with self._ranks.blamed():
             return self._executor.collect()
 
+    def check(self) -> None:
+        """Raise EngineError if a rank is lost."""
+        self._ranks.check()
+
     def close(self) -> None:
         """End all ranks. If one is lost, what this process holds is left to its end: it may wait for that rank."""
         if self._ranks.failed:

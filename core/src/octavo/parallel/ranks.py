@@ -104,6 +104,7 @@ class Ranks:
         self._news = threading.Condition()
         self._noticed = threading.Event()
         self._closing = False
+        self._inside = False
         self._leave: Callable[[], None] = lambda: None
         for process in processes.values():
             atexit.register(process.kill)
@@ -150,6 +151,7 @@ class Ranks:
     @contextlib.contextmanager
     def blamed(self) -> Iterator[None]:
         """What this rank meets inside, other than errors made for users, is another rank's failure if there is one."""
+        outer, self._inside = self._inside, True
         try:
             yield
         except errors.OctavoError:
@@ -162,6 +164,8 @@ class Ranks:
             self._noticed.set()
             kind, message = self._failure
             raise kind(message) from error
+        finally:
+            self._inside = outer
 
     def _send(self, message: bytes) -> None:
         with self.blamed():
@@ -262,8 +266,8 @@ class Ranks:
         threading.Thread(target=self._unblock, args=(message,), name="octavo-unblock", daemon=True).start()
 
     def _unblock(self, message: str) -> None:
-        """Get the main thread out of a collective that the lost rank will never complete."""
-        if self._noticed.wait(UNBLOCK_S):
+        """Get the main thread out of a collective that the lost rank will never complete, if it is in one."""
+        if self._noticed.wait(UNBLOCK_S) or not self._inside:
             return
         log.error("%s; collectives that wait for it are aborted", message)
         self.abandon()
