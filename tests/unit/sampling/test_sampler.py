@@ -89,9 +89,6 @@ def test_plain_rows_choose_on_the_device_what_the_full_path_chooses() -> None:
     rows = torch.tensor([0, 1])
     assert sampler.is_plain(np.array([0, 1]))
     assert sampler.choose_plainly(logits, rows, torch.tensor([10, 10])).tolist() == draw(sampler, logits, [0, 1])
-    for row, params in enumerate([{"top_k": 2}, {"logprobs": 0}, {"presence_penalty": 0.1}, {"bad_words_ids": [[1]]}]):
-        admit(sampler, row, **params)
-        assert not sampler.is_plain(np.array([row]))
 
 
 def test_allowed_ids_and_a_grammar_mask_both_hold() -> None:
@@ -181,3 +178,27 @@ def test_penalty_places_grow_and_are_reused(count: int) -> None:
         for row in range(count):
             sampler.release(row)
     assert len(sampler.penalty_state.counts) < 2 * max(count, 4)
+
+
+@pytest.mark.parametrize(
+    ("params", "plain"),
+    [
+        ({"temperature": 0.0}, True),
+        ({"temperature": 0.7}, True),
+        ({"temperature": 0.0, "top_p": 0.5, "top_k": 3, "min_p": 0.1}, True),
+        ({"temperature": 0.7, "top_p": 0.5}, False),
+        ({"temperature": 0.7, "top_k": 3}, False),
+        ({"temperature": 0.7, "top_k": VOCAB}, True),
+        ({"temperature": 0.7, "min_p": 0.1}, False),
+        ({"temperature": 0.0, "logprobs": 0}, False),
+        ({"temperature": 0.0, "presence_penalty": 0.1}, False),
+        ({"temperature": 0.0, "logit_bias": {3: 1.0}}, False),
+        ({"temperature": 0.0, "bad_words_ids": [[1]]}, False),
+    ],
+)
+def test_a_row_is_plain_unless_its_choice_needs_more_than_a_temperature(params: dict[str, Any], plain: bool) -> None:
+    sampler = make_sampler()
+    admit(sampler, 1, **params)
+    assert sampler.is_plain(np.array([0, 1], np.int32)) is plain
+    sampler.release(1)
+    assert sampler.is_plain(np.array([1], np.int32))

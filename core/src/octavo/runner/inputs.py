@@ -36,10 +36,15 @@ class Staging:
 
     def __init__(self, device: Device, max_seqs: int) -> None:
         self._device = device
-        self._memory = device.pin(torch.empty(UPLOAD_BYTES, dtype=torch.uint8))
-        self._used = 0
+        self._target = device.torch_device
+        self._take(UPLOAD_BYTES)
         self._outgrown: list[Tensor] = []
         self.tokens = device.pin(torch.empty(max_seqs, dtype=torch.int64))
+
+    def _take(self, size: int) -> None:
+        self._memory = self._device.pin(torch.empty(size, dtype=torch.uint8))
+        self._bytes = self._memory.numpy()
+        self._size, self._used = size, 0
 
     def reset(self) -> None:
         """Everything sent has arrived: use the memory again."""
@@ -50,18 +55,18 @@ class Staging:
         """A pinned copy, valid until `reset`: the host need not wait while it is sent."""
         start = -(-self._used // ALIGNMENT) * ALIGNMENT
         end = start + array.nbytes
-        if end > len(self._memory):
+        if end > self._size:
             self._outgrown.append(self._memory)
-            self._memory = self._device.pin(torch.empty(max(end, 2 * len(self._memory)), dtype=torch.uint8))
+            self._take(max(end, 2 * self._size))
             start, end = 0, array.nbytes
         self._used = end
-        staged = self._memory.numpy()[start:end].view(array.dtype).reshape(array.shape)
+        staged = self._bytes[start:end].view(array.dtype).reshape(array.shape)
         staged[...] = array
         return torch.from_numpy(staged)
 
     def send(self, array: NDArray[Any]) -> Tensor:
         """The array on the device, without waiting; valid until `reset` where device and host share memory."""
-        return self.stage(array).to(self._device.torch_device, non_blocking=True)
+        return self.stage(array).to(self._target, non_blocking=True)
 
 
 class RequestTable:

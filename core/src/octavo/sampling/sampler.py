@@ -80,6 +80,7 @@ class Sampler:
         self.logprobs = np.full(num_rows, -1, np.int64)  # top logprobs asked for; -1: none
         self.penalised = np.zeros(num_rows, np.bool_)
         self.is_rare = np.zeros(num_rows, np.bool_)
+        self.special = np.zeros(num_rows, np.bool_)  # anything but the most likely token or a draw at a temperature
         self.rare: dict[int, Rare] = {}
         # What a recorded step reads: the same temperature and seed, on the device.
         self.temperature = torch.zeros(num_rows, dtype=torch.float32, device=self.device)
@@ -114,12 +115,16 @@ class Sampler:
         self.is_rare[row] = rare is not None
         if rare is not None:
             self.rare[row] = rare
+        filtered = params.min_p > 0.0 or params.top_p < 1.0 or self.ints[row, 0] > 0
+        self.special[row] = (
+            (filtered and not params.greedy) or self.penalised[row] or rare is not None or self.logprobs[row] >= 0
+        )
 
     def release(self, row: int) -> None:
         """Forget a row."""
         self.penalty_state.release(row)
         self.rare.pop(row, None)
-        self.is_rare[row] = self.penalised[row] = False
+        self.is_rare[row] = self.penalised[row] = self.special[row] = False
         self.logprobs[row] = -1
 
     def sample(
@@ -145,9 +150,7 @@ class Sampler:
 
     def is_plain(self, rows: NDArray[np.int32]) -> bool:
         """Whether all rows want just the most likely token, or a draw at their temperature."""
-        top_k, top_p, min_p = self.ints[rows, 0], self.floats[rows, 1], self.floats[rows, 2]
-        extras = self.penalised[rows] | self.is_rare[rows] | (self.logprobs[rows] >= 0)
-        return not (extras | (top_k > 0) | (top_p < 1.0) | (min_p > 0.0)).any()
+        return not self.special[rows].any()
 
     def choose_plainly(self, logits: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
         """Tokens int64 [N] for `is_plain` rows int64 [N], from device state alone: the part that a recorded step holds.
