@@ -121,6 +121,8 @@ class AttnLayer:
 class AttentionBackend(Protocol):
     """Paged attention: one class. `run` writes the new K and V into the cache, then attends.
 
+    A class that says `takes_written_kv: ClassVar[bool] = True` is handed None for k and v where they lie in the cache
+    already: core then rotates and writes by the one op `qkv_norm_rope_write`. Given k and v, it still writes them.
     An instance may have `why`, a text for people: how it chose to work. `octavo explain` shows it.
     """
 
