@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from octavo.ops.attention import ReferenceAttention
-from octavo.plugin import AttentionSpec, AttnBatch, AttnLayer, BatchLimits, Device, KVPlan, KVView, MemInfo
+from octavo.plugin import AttentionSpec, AttnBatch, AttnLayer, BatchLimits, Device, KVPlan, KVView, MemInfo, start_step
 from octavo.plugin.torch import HOST, TorchDevice
 from octavo.runner.kvcache import allocate
 from octavo.testing.conformance.paged import kv_spec_of
@@ -179,6 +179,7 @@ def measure(
     """Microseconds of one layer of `backend`. write: new keys and values too; else they lie in the cache already."""
     instance = backend(spec, limits_of(lens), device)
     plan = instance.plan(inputs.batch, graph=False)
+    start_step(instance, plan)
 
     new = (inputs.k, inputs.v) if write else (None, None)
 
@@ -202,6 +203,7 @@ def largest_error(backend: type[TritonAttention], spec: AttentionSpec, device: D
         instance: Any = cls(spec, limits_of(lens), device)
         out, layer = torch.zeros_like(inputs.q), AttnLayer(index=0)
         plan = instance.plan(inputs.batch, graph=False)
+        start_step(instance, plan)
         answers.append(instance.run(layer, inputs.q, inputs.k, inputs.v, inputs.caches[0], plan, out).float())
     return float((answers[0] - answers[1]).abs().max())
 

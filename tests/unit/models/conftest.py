@@ -18,7 +18,7 @@ from octavo.extensions import load_extensions, resolve
 from octavo.layers.context import BuildContext, StepState, dtype_name
 from octavo.ops.bind import KernelTable
 from octavo.parallel.communicator import SingleRank
-from octavo.plugin.contracts import AttnBatch, KVView
+from octavo.plugin.contracts import AttnBatch, KVView, start_step
 from octavo.plugin.specs import BatchLimits
 from octavo.plugin.torch import TorchDevice
 from octavo.testing.tiny import make_model
@@ -96,6 +96,8 @@ class PagedModel:
             backend.plan(batches[group], graph=False)
             for backend, group in zip(attention.backends, attention.kv_of_spec, strict=True)
         ]
+        for backend, plan in zip(attention.backends, plans, strict=True):
+            start_step(backend, plan)
         slots = [batch.slots for batch in batches]
         state = StepState(positions=torch.tensor(positions), slots=slots, plans=plans, kv=self.kv)
         hidden = self.model.forward(torch.tensor(ids), state)

@@ -20,7 +20,7 @@ from triton.compiler import ASTSource
 from octavo.plugin import AttentionSpec, AttnBatch, BatchLimits, DeviceDesc, MemInfo
 from octavo.plugin.torch import TorchDevice
 from octavo.triton.attention_backend import TritonAttention
-from octavo.triton.attention_decode import decode_kernel
+from octavo.triton.attention_decode import deal_kernel, decode_kernel
 from octavo.triton.attention_prefill import prefill_kernel
 from octavo.triton.attention_tuning import AttentionTuning
 from octavo.triton.attention_write import kv_write_kernel, largest
@@ -66,7 +66,7 @@ def main(target_name: str, variant: str, overlap: Overlap = IN_ORDER) -> None:
     wide = SHORT_NAMES[spec.dtype]
     types = dict.fromkeys(("q", "k", "v", "out"), f"*{wide}")
     types |= {"k_cache": f"*{narrow}", "v_cache": f"*{narrow}", "sums": "*fp32", "tops": "*fp32", "slots": "*i64"}
-    types |= dict.fromkeys(("block_table", "q_starts", "kv_lens", "arrivals", "fences"), "*i32")
+    types |= dict.fromkeys(("block_table", "q_starts", "kv_lens", "arrivals", "fences", "served", "shares"), "*i32")
     types |= {"scale": "fp32", "sinks": "*fp32", "k_scales": "*fp32", "v_scales": "*fp32"}
     absent: dict[str, Any] = {} if spec.sinks else {"sinks": None}
     absent |= {} if spec.kv_dtype != spec.dtype else {"k_scales": None, "v_scales": None}
@@ -74,6 +74,7 @@ def main(target_name: str, variant: str, overlap: Overlap = IN_ORDER) -> None:
     write |= {"D": spec.head_dim, "N": spec.block_size, "START": overlap.start, **overlap.options}
     write |= {"k_scales": None, "v_scales": None}
     for kernel, constants in (
+        (deal_kernel, dict(plan.deal)),
         (decode_kernel, {**plan.decode, **absent}),
         (prefill_kernel, {**plan.prefill, **absent}),
         (kv_write_kernel, write),

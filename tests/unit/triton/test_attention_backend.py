@@ -49,6 +49,7 @@ def attend(case: Case, inputs: Inputs, *, tuning: AttentionTuning = SMALL, graph
     """The backend's answer, padding included."""
     backend = TritonAttention.with_tuning(tuning)(case.spec, LIMITS, DEVICE)
     plan = backend.plan(inputs.batch, graph=graph)
+    backend.start_step(plan)
     out = torch.full_like(inputs.q, float("nan"))
     layer = AttnLayer(index=0, sinks=inputs.sinks)
     assert backend.run(layer, inputs.q, inputs.k, inputs.v, inputs.kv, plan, out) is out
@@ -208,6 +209,7 @@ def test_a_recorded_plan_serves_other_lengths(max_q_len: int) -> None:
         table[:, : fresh.batch.block_table.shape[1]] = fresh.batch.block_table
         assert backend.plan(fixed, graph=True).scratch is plan.scratch, "a replay's plan takes no memory"
         out = torch.empty_like(fresh.q)
+        backend.start_step(plan)
         backend.run(AttnLayer(index=0), fresh.q, fresh.k, fresh.v, fresh.kv, plan, out)
         torch.testing.assert_close(out, dense(case, fresh), atol=2e-5, rtol=2e-5)
 
@@ -228,7 +230,9 @@ def test_strided_inputs_and_outputs_are_taken_as_they_are() -> None:
     q, k, v = torch.split(packed, [4, 2, 2], dim=1)
     out = torch.zeros(case.num_tokens, 6, 16)[:, 1:5]
     backend = TritonAttention.with_tuning(SMALL)(case.spec, LIMITS, DEVICE)
-    backend.run(AttnLayer(index=0), q, k, v, inputs.kv, backend.plan(inputs.batch, graph=False), out)
+    plan = backend.plan(inputs.batch, graph=False)
+    backend.start_step(plan)
+    backend.run(AttnLayer(index=0), q, k, v, inputs.kv, plan, out)
     torch.testing.assert_close(out, dense(case, inputs), atol=2e-5, rtol=2e-5)
 
 
@@ -247,7 +251,9 @@ def test_a_narrow_cache_is_scaled_cut_to_its_range_and_read_back(by_head: bool) 
     k[0, 0, 0] = 1e6  # beyond the format: its largest number, not NaN
     backend = TritonAttention.with_tuning(SMALL)(case.spec, LIMITS, DEVICE)
     out = torch.empty_like(inputs.q)
-    backend.run(layer, inputs.q, k, v, inputs.kv, backend.plan(inputs.batch, graph=False), out)
+    plan = backend.plan(inputs.batch, graph=False)
+    backend.start_step(plan)
+    backend.run(layer, inputs.q, k, v, inputs.kv, plan, out)
 
     kv_write((k / k_scale).clamp(-448, 448), v / v_scale, expected.k, expected.v, inputs.batch.slots)
     for got, want in ((inputs.kv.k, expected.k), (inputs.kv.v, expected.v)):

@@ -36,9 +36,10 @@ def test_kernels_compile_for(target: str, variants: list[str], tmp_path: Path) -
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     lines = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [line["kernel"] for line in lines] == ["decode_kernel", "prefill_kernel", "kv_write_kernel"] * len(variants)
+    kernels = ["deal_kernel", "decode_kernel", "prefill_kernel", "kv_write_kernel"]
+    assert [line["kernel"] for line in lines] == kernels * len(variants)
     assert all(line["binary"] > 0 for line in lines)
     assert max(line["shared"] for line in lines) <= SHARED_MEMORY[target], lines
-    decode, prefill = lines[:2]
+    decode, prefill = lines[1:3]
     assert {"mma.sync", "v_mfma"} & set(decode["matrix"])
     assert MATRIX_UNIT[target] in prefill["matrix"]

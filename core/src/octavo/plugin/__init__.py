@@ -26,6 +26,7 @@ from octavo.plugin.contracts import (
     Stream,
     WorkerView,
     always,
+    start_step,
 )
 from octavo.plugin.data import (
     YES,
@@ -116,6 +117,7 @@ __all__ = [
     "WorkerLaunch",
     "WorkerView",
     "always",
+    "start_step",
     "hookimpl",
     "no",
 ]

@@ -123,6 +123,8 @@ class AttentionBackend(Protocol):
 
     A class that says `takes_written_kv: ClassVar[bool] = True` is handed None for k and v where they lie in the cache
     already: core then rotates and writes by the one op `qkv_norm_rope_write`. Given k and v, it still writes them.
+    A class may have `start_step(plan)`: device work that all layers of a step share. Core calls it once a step before
+    the first `run`, inside a recorded step too, when the batch's tensors hold the step's values.
     An instance may have `why`, a text for people: how it chose to work. `octavo explain` shows it.
     """
 
@@ -137,6 +139,12 @@ class AttentionBackend(Protocol):
     def run(self, layer: AttnLayer, q: Tensor, k: Tensor, v: Tensor, kv: KVView, plan: AttnPlan, out: Tensor) -> Tensor:
         """q, out [T, H, D]; k, v [T, num_kv_heads, D]. Fills and returns `out`."""
         ...
+
+
+def start_step(backend: AttentionBackend, plan: AttnPlan) -> None:
+    """Do what layers share, if the backend has something to do: before the first `run` with this plan."""
+    if (start := getattr(backend, "start_step", None)) is not None:
+        start(plan)
 
 
 class LinearKernel(Protocol):
@@ -319,4 +327,5 @@ __all__ = [
     "Stream",
     "WorkerView",
     "always",
+    "start_step",
 ]

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from octavo.layers.context import BuildContext, StepState
 from octavo.models.registry import Model
-from octavo.plugin.contracts import AttnBatch, BatchKey, Event, GraphRunner, KVView
+from octavo.plugin.contracts import AttnBatch, BatchKey, Event, GraphRunner, KVView, start_step
 from octavo.plugin.step import Batch, KVGroup, StepResult, TokenLogprobs
 from octavo.plugin.torch import HOST
 from octavo.runner.buckets import Shapes
@@ -169,6 +169,8 @@ class ModelRunner:
         )
 
     def _forward(self, step: DeviceStep, key: BatchKey, plans: Sequence[Any]) -> Outputs:
+        for backend, plan in zip(self.ctx.attention.backends, plans, strict=True):
+            start_step(backend, plan)
         state = StepState(positions=step.positions, slots=step.slots.unbind(), plans=plans, kv=self.kv)
         hidden = self.model.forward(step.ids, state)
         # In a decode step token i is the last one of sequence i already.

@@ -19,7 +19,7 @@ from octavo.plugin.contracts import AttnBatch, AttnLayer, Device, KVView
 from octavo.plugin.data import YES, Support, no
 from octavo.plugin.specs import AttentionSpec, BatchLimits, KVLayout, KVSpec
 from octavo.plugin.torch import HOST
-from octavo.triton.attention_decode import decode_kernel
+from octavo.triton.attention_decode import SEQ, SHARE, deal_kernel, decode_kernel
 from octavo.triton.attention_prefill import prefill_kernel
 from octavo.triton.attention_tuning import (
     AttentionTuning,
@@ -49,8 +49,11 @@ COMBINED = 2048
 
 @dataclass(frozen=True, kw_only=True)
 class Scratch:
-    """Memory for unfinished work of the decode kernel: see there. Shared by all layers and steps of one stream."""
+    """Memory of the decode kernel: its shares of a step and unfinished work. Shared by all layers and steps of one
+    stream."""
 
+    served: Tensor
+    shares: Tensor
     sums: Tensor
     tops: Tensor
     arrivals: Tensor
@@ -62,8 +65,8 @@ class TritonPlan:
     """One step for all layers: device tensors by reference, launch sizes from bounds.
 
     decode_programs: 0 if no sequence can be short. least: tiles of a decode program. prefill_programs: 0 if no
-    sequence can be long. decode, prefill: constants and launch options of the kernels. short: the prefill kernel skips
-    sequences of at most that many query tokens.
+    sequence can be long. deal, decode, prefill: constants and launch options of the kernels. short: the prefill kernel
+    skips sequences of at most that many query tokens.
     """
 
     q_starts: Tensor
@@ -74,6 +77,7 @@ class TritonPlan:
     num_seqs: int
     decode_programs: int
     least: int
+    deal: Mapping[str, Any]
     decode: Mapping[str, Any]
     prefill_programs: int
     prefill: Mapping[str, Any]
@@ -200,10 +204,16 @@ class TritonAttention:
             num_seqs=batch.num_seqs,
             decode_programs=self._decode_programs(batch, cut) if any_short else 0,
             least=cut.min_tiles,
+            deal={name: self._constants[name] for name in ("WINDOW", "HKV", "START")}
+            | {
+                "MOST": kept // self._group,
+                "BLOCK_L": cut.block,
+                "BLOCK_S": max(power_of_two(most), 16),
+            }
+            | dict(self.overlap.options),
             decode=self._constants
             | {
                 "BLOCK_L": cut.block,
-                "BLOCK_S": max(power_of_two(most), 16),
                 "R": max(kept, LEAST_ROWS),
                 "KEPT": kept,
                 "CHUNK": max(1, COMBINED * cut.warps // (kept * self._spec.head_dim)),
@@ -249,12 +259,22 @@ class TritonAttention:
             spec, device = self._spec, self._device
             slots = (self._max_programs, 2)
             scratch = self._scratch[kept, max_seqs] = Scratch(
+                served=torch.zeros((max_seqs + 1, SEQ.value), dtype=torch.int32, device=device),
+                shares=torch.zeros((self._max_programs, SHARE.value), dtype=torch.int32, device=device),
                 sums=torch.empty((*slots, kept, spec.head_dim), dtype=torch.float32, device=device),
                 tops=torch.empty((*slots, 2, kept), dtype=torch.float32, device=device),
                 arrivals=torch.zeros(max_seqs * spec.num_kv_heads, dtype=torch.int32, device=device),
                 fences=torch.zeros(self._max_programs * max(self._fence, 1), dtype=torch.int32, device=device),
             )
         return scratch
+
+    def start_step(self, plan: TritonPlan) -> None:
+        """Deal the tiles of this step's contexts to the programs of the decode kernel, for all layers."""
+        if plan.decode_programs:
+            scratch = plan.scratch
+            deal_kernel[(plan.decode_programs,)](
+                plan.q_starts, plan.kv_lens, scratch.served, scratch.shares, plan.num_seqs, plan.least, **plan.deal
+            )
 
     # -- once a layer --
 
@@ -272,20 +292,21 @@ class TritonAttention:
         q = in_order(q)
         scratch = plan.scratch
         scales = head_scales(layer.k_scale, layer.v_scale, self._spec.num_kv_heads, q.device)
-        inputs = (q, kv.k, kv.v, out, layer.sinks, *scales, plan.block_table, plan.q_starts, plan.kv_lens)
+        inputs = (q, kv.k, kv.v, out, layer.sinks, *scales, plan.block_table, plan.q_starts)
         table_stride = plan.block_table.stride(0)
         strides = (*q.stride()[:2], *out.stride()[:2], *kv.k.stride()[:3])
         scale = self._spec.scale
         if plan.decode_programs:
             decode_kernel[(plan.decode_programs,)](
                 *inputs,
+                scratch.served,
+                scratch.shares,
                 scratch.sums,
                 scratch.tops,
                 scratch.arrivals,
                 scratch.fences,
                 plan.num_seqs,
                 0 if plan.prefill_programs else plan.num_tokens,
-                plan.least,
                 table_stride,
                 *strides,
                 scale,
@@ -293,7 +314,15 @@ class TritonAttention:
             )
         if plan.prefill_programs:
             prefill_kernel[(plan.prefill_programs,)](
-                *inputs, plan.num_seqs, plan.num_tokens, table_stride, plan.short, *strides, scale, **plan.prefill
+                *inputs,
+                plan.kv_lens,
+                plan.num_seqs,
+                plan.num_tokens,
+                table_stride,
+                plan.short,
+                *strides,
+                scale,
+                **plan.prefill,
             )
         return out
 

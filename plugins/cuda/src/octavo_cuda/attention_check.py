@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from octavo.plugin import AttentionSpec, AttnLayer, BatchLimits, Device
+from octavo.plugin import AttentionSpec, AttnLayer, BatchLimits, Device, start_step
 
 TOLERANCE = 2e-2
 LENS = ((((37, 1), (5, 1), (130, 1)), 2, 2), (((20, 1), (0, 9), (16, 33)), 5, 1))
@@ -39,6 +39,7 @@ def objection(backend_class: type[Any], spec: AttentionSpec, device: Device) -> 
             with device.inference():
                 backend = backend_class(spec, limits, device)
                 plan = backend.plan(inputs.batch, graph=False)
+                start_step(backend, plan)
                 layer = AttnLayer(index=0, sinks=inputs.sinks)
                 backend.run(layer, inputs.q, inputs.k, inputs.v, inputs.kv, plan, out)
                 found = out.cpu().float()

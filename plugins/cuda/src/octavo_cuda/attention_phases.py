@@ -31,6 +31,7 @@ from octavo.plugin import (
     KVView,
     Support,
     no,
+    start_step,
 )
 from octavo_cuda.attention_choice import Phase, choose
 from octavo_cuda.graphs import FEW_SEQS, LONG_TOKENS
@@ -112,6 +113,10 @@ class AutoAttention:
             Part(tokens=slice(0, first), backend=decoder, plan=decoder.plan(decodes, graph=False)),
             Part(tokens=slice(first, None), backend=backend, plan=backend.plan(others, graph=False)),
         ]
+
+    def start_step(self, plan: list[Part]) -> None:
+        for part in plan:
+            start_step(part.backend, part.plan)
 
     # -- once a layer --
 

@@ -16,7 +16,7 @@ from octavo.ops.attention import ReferenceAttention
 from octavo.ops.bind import REFERENCE, KernelTable
 from octavo.ops.catalogue import CATALOGUE
 from octavo.ops.linear import ReferenceLinear
-from octavo.plugin import AttentionSpec, AttnLayer, BatchLimits, LinearSpec, OpContext
+from octavo.plugin import AttentionSpec, AttnLayer, BatchLimits, LinearSpec, OpContext, start_step
 from octavo.testing.conformance.engines import block_size_of
 from octavo.testing.conformance.paged import Case, build, kv_spec_of
 from octavo.testing.conformance.subject import Kernel, Subject
@@ -139,6 +139,7 @@ def attention_pair(subject: Subject, kernel: Kernel) -> Iterator[Timed]:
 
         def step(backend: Any = backend, given: Any = given, out: torch.Tensor = out) -> None:
             plan = backend.plan(given.batch, graph=False)
+            start_step(backend, plan)
             backend.run(AttnLayer(index=0), given.q, given.k, given.v, given.kv, plan, out)
 
         yield step, tuple

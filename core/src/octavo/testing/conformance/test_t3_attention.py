@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from octavo.plugin import AttentionSpec, AttnLayer, BatchKey, BatchLimits, KVLayout, MultipleOf
+from octavo.plugin import AttentionSpec, AttnLayer, BatchKey, BatchLimits, KVLayout, MultipleOf, start_step
 from octavo.testing.conformance.paged import Case, Inputs, build, dense, kv_spec_of, with_block_size
 from octavo.testing.conformance.subject import Kernel, Subject
 
@@ -91,10 +91,12 @@ def test_a_captured_plan_serves_longer_contexts(subject: Subject, attention: Ker
         backend = attention.fn(short.spec, LIMITS, device)
         plan = backend.plan(persistent.batch, graph=True)
         layer, out = AttnLayer(index=0), torch.empty_like(persistent.q)
-        handle = runner.prepare(
-            BatchKey(num_tokens=4, num_seqs=4),
-            lambda: backend.run(layer, persistent.q, persistent.k, persistent.v, persistent.kv, plan, out),
-        )
+
+        def step() -> torch.Tensor:
+            start_step(backend, plan)
+            return backend.run(layer, persistent.q, persistent.k, persistent.v, persistent.kv, plan, out)
+
+        handle = runner.prepare(BatchKey(num_tokens=4, num_seqs=4), step)
         for case in (short, long):
             fresh = build(case, layout, device)
             overwrite(persistent, fresh)
@@ -151,6 +153,7 @@ def check(subject: Subject, attention: Kernel, case: Case) -> None:
         before = [cache.clone() for cache in (inputs.kv.k, inputs.kv.v)]
         backend = attention.fn(spec, LIMITS, device)
         plan = backend.plan(inputs.batch, graph=False)
+        start_step(backend, plan)
         out = torch.full_like(inputs.q, float("nan"))
         layer = AttnLayer(index=0, sinks=inputs.sinks)
         got = backend.run(layer, inputs.q, inputs.k, inputs.v, inputs.kv, plan, out)
