@@ -23,8 +23,9 @@ DECODE_STEPS = ((1, 1), (2, 2), (4, 4), (64, 8), (256, 16), (1 << 30, 32))
 """(up to, distance): batch sizes of decode steps. Padded rows cost a little arithmetic and no KV reads, so the distance
 grows with the size."""
 
-MIXED_TOKENS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048)
-"""Steps with prompts in them. Under load nearly every step is one: a full batch of decodes and the next prompts."""
+MIXED_TOKENS = (16, 32, 48, 64, 96, 128, 192, 256, 384, *range(512, 2049, 128))
+"""Steps with prompts in them. Under load nearly every step is one: a full batch of decodes and the next prompts. Products
+of many tokens come in tiles of 128, so a finer distance would save nothing."""
 
 LONG_TOKENS, FEW_SEQS = 1024, 4
 """Steps of so many tokens in so few sequences are recorded apart: their prompts are long, which other attention kernels
