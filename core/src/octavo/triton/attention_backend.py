@@ -157,10 +157,10 @@ class TritonAttention:
             "NARROW": spec.kv_dtype != spec.dtype,
             # The interpreter multiplies the bit patterns of bfloat16.
             "UPCAST": bool(triton.knobs.runtime.interpret) and spec.dtype == "bfloat16",
-            "START": self.overlap.start,
-            **self.overlap.options,
         }
         self._prefill = self._constants | {
+            "START": self.overlap.start,
+            **self.overlap.options,
             "BLOCK_L": prefill_block,
             "num_warps": tuning.prefill_warps,
             "num_stages": prefill_stages,
@@ -194,6 +194,9 @@ class TritonAttention:
         any_short = graph or batch.num_decodes > 0 or not any_long
         max_seqs = max(self._max_seqs, power_of_two(batch.num_seqs))
         most, cut = next((n, cut) for n, cut in (*self._cuts, (max_seqs, self._cuts[-1][1])) if batch.num_seqs <= n)
+        # Programs that come early settle where there is room just then: unevenly, which costs more than it gains where
+        # each has to read a large share.
+        early = self.overlap if not any_long and cut is not self._cuts[-1][1] else IN_ORDER
         prefill_rows = self._prefill_rows(batch.num_tokens)
         return TritonPlan(
             q_starts=batch.q_starts,
@@ -204,13 +207,14 @@ class TritonAttention:
             num_seqs=batch.num_seqs,
             decode_programs=self._decode_programs(batch, cut) if any_short else 0,
             least=cut.min_tiles,
-            deal={name: self._constants[name] for name in ("WINDOW", "HKV", "START")}
+            deal={name: self._constants[name] for name in ("WINDOW", "HKV")}
             | {
                 "MOST": kept // self._group,
                 "BLOCK_L": cut.block,
                 "BLOCK_S": max(power_of_two(most), 16),
-            }
-            | dict(self.overlap.options),
+                "START": self.overlap.start,
+                **self.overlap.options,
+            },
             decode=self._constants
             | {
                 "BLOCK_L": cut.block,
@@ -218,8 +222,10 @@ class TritonAttention:
                 "KEPT": kept,
                 "CHUNK": max(1, COMBINED * cut.warps // (kept * self._spec.head_dim)),
                 "FENCE": self._fence,
+                "START": early.start,
                 "num_warps": cut.warps,
                 "num_stages": cut.stages,
+                **early.options,
             },
             prefill_programs=self._prefill_programs(batch, prefill_rows, short) if any_long else 0,
             prefill=self._prefill | {"BLOCK_S": max_seqs, "R": prefill_rows},

@@ -251,50 +251,39 @@ def decode_kernel(
         if FENCE > 0:
             tl.atomic_add(fences + program * FENCE + tl.arange(0, FENCE), 0, sem="release")
         tl.debug_barrier()
-        if entered_0 > 0:
-            last = count_in(arrivals + seq_0 * HKV + head_0, first - entered_0, count_0, share)
-            if last > 0:
-                whole, whole_top, whole_total = put_together(
-                    sums, tops, (first - entered_0) // share, last, KEPT=KEPT, D=D, CHUNK=CHUNK
-                )
-                store_answer(
-                    out,
-                    o_stride_t,
-                    o_stride_h,
-                    whole,
-                    whole_top,
-                    whole_total,
-                    sinks,
-                    v_scales,
-                    q_start_0,
-                    q_len_0,
-                    head_0,
-                    G=G,
-                    D=D,
-                    ROWS=KEPT,
-                )
-        if (entered == 0) & (tile < count - 1):
-            last = count_in(arrivals + seq * HKV + head, stop - 1 - tile, count, share)
-            if last > 0:
-                whole, whole_top, whole_total = put_together(
-                    sums, tops, (stop - 1 - tile) // share, last, KEPT=KEPT, D=D, CHUNK=CHUNK
-                )
-                store_answer(
-                    out,
-                    o_stride_t,
-                    o_stride_h,
-                    whole,
-                    whole_top,
-                    whole_total,
-                    sinks,
-                    v_scales,
-                    q_start,
-                    q_len,
-                    head,
-                    G=G,
-                    D=D,
-                    ROWS=KEPT,
-                )
+        for which in range(2):
+            # The head that this program entered behind its beginning, then the one that it began and left.
+            used = entered_0 > 0
+            if which == 1:
+                used = (entered == 0) & (tile < count - 1)
+                seq_0, head_0, q_start_0, q_len_0, count_0 = seq, head, q_start, q_len, count
+                first = stop - 1 - tile
+                entered_0 = 0
+            if used:
+                begin = first - entered_0
+                last_program = (begin + count_0 - 1) // share
+                arrived = tl.atomic_add(arrivals + seq_0 * HKV + head_0, 1, sem="acq_rel")
+                if arrived == last_program - begin // share:
+                    tl.store(arrivals + seq_0 * HKV + head_0, 0)
+                    whole, whole_top, whole_total = put_together(
+                        sums, tops, begin // share, last_program, KEPT=KEPT, D=D, CHUNK=CHUNK
+                    )
+                    store_answer(
+                        out,
+                        o_stride_t,
+                        o_stride_h,
+                        whole,
+                        whole_top,
+                        whole_total,
+                        sinks,
+                        v_scales,
+                        q_start_0,
+                        q_len_0,
+                        head_0,
+                        G=G,
+                        D=D,
+                        ROWS=KEPT,
+                    )
 
     # Last, as nothing waits for it: it begins with a load that all else would stand behind.
     if clear_to > 0:
@@ -321,18 +310,6 @@ def load_query(
     at = (q_start + rows // G).to(tl.int64) * q_stride_t + (head * G + rows % G) * q_stride_h
     query = tl.load(q + at[:, None] + tl.arange(0, D)[None, :], mask=(rows < q_len * G)[:, None], other=0.0)
     return product_format(query, NARROW, UPCAST)
-
-
-@triton.jit
-def count_in(arrival, begin, count, share):
-    """Count this program in at a (sequence, head) of `count` tiles from `begin` on the line. The last program with a
-    part of it if all others have arrived, which clears the counter, else 0."""
-    first_program = begin // share
-    last_program = (begin + count - 1) // share
-    last = tl.atomic_add(arrival, 1, sem="acq_rel") == last_program - first_program
-    if last:
-        tl.store(arrival, 0)
-    return tl.where(last, last_program, 0)
 
 
 @triton.jit

@@ -24,8 +24,8 @@ DECODE_STEPS = ((1, 1), (2, 2), (4, 4), (64, 8), (256, 16), (1 << 30, 32))
 grows with the size."""
 
 MIXED_TOKENS = (16, 32, 48, 64, 96, 128, 192, 256, 384, *range(512, 2049, 128))
-"""Steps with prompts in them. Under load nearly every step is one: a full batch of decodes and the next prompts. Products
-of many tokens come in tiles of 128, so a finer distance would save nothing."""
+"""Steps with prompts in them. Under load nearly every step is one: a full batch of decodes and the next prompts.
+Products of many tokens come in tiles of 128, so a finer distance would save nothing."""
 
 LONG_TOKENS, FEW_SEQS = 1024, 4
 """Steps of so many tokens in so few sequences are recorded apart: their prompts are long, which other attention kernels

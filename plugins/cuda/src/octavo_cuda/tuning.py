@@ -25,12 +25,13 @@ class CardTuning:
 HOPPER = AttentionTuning(
     shared_memory=200 * 1024,
     decode_fence=False,
-    decode=DecodeCut(block=32, warps=2, stages=5, programs_per_unit=4),
-    decode_few=((4, DecodeCut(block=64, warps=8, stages=3, programs_per_unit=1, min_tiles=1)),),
+    decode=DecodeCut(block=64, warps=2, stages=3, programs_per_unit=4),
+    decode_few=((16, DecodeCut(block=64, warps=4, stages=3, programs_per_unit=2, min_tiles=1)),),
     prefill_block=128,
-    prefill_programs_per_unit=1,
+    prefill_programs_per_unit=2,
 )
-"""Best of 16 decode and 10 prefill cuts on an H200 for batches; see benchmarks/results/h200-2026-11-29.md.
+"""Best of 8 decode cuts for many sequences, 18 for few and 8 prefill cuts on an H200: see
+benchmarks/results/h200-2026-11-29.md.
 
 228 KiB of shared memory a multiprocessor, 227 for one program; PTX's barriers and releases are cumulative."""
 
