@@ -48,10 +48,14 @@ def snapshot() -> dict[str, object]:
 
 
 def note(found: dict[str, object], name: str, value: object, *, home: str) -> None:
-    """Record a value with what can be swapped inside it: a function's code, a class's attributes, a dict's entries."""
+    """Record a value with what can be swapped inside it: a function's code, a class's attributes, a dict's entries.
+
+    The inside of octavo's own functions and classes is looked at where they are defined, not again at each import.
+    """
     found[name] = value
     if isinstance(value, types.FunctionType):
-        found[f"{name}.__code__"] = value.__code__
+        if value.__module__ == home or not value.__module__.startswith("octavo"):
+            found[f"{name}.__code__"] = value.__code__
     elif isinstance(value, type) and value.__module__ == home:
         for attribute, member in vars(value).items():
             if attribute not in BOOKKEEPING:
@@ -93,10 +97,11 @@ def import_everything() -> None:
 
 
 def changes(before: dict[str, object], after: dict[str, object]) -> list[str]:
-    """Names that were replaced or removed anywhere, or added to octavo."""
+    """Names that were replaced or removed anywhere, or added to octavo. Of a replaced function its code is no news."""
     replaced = [name for name, value in before.items() if name not in after or after[name] is not value]
     added = [name for name in after if name not in before and name.startswith("octavo")]
-    return sorted({*replaced, *added})
+    names = {*replaced, *added}
+    return sorted(names - {f"{name}.__code__" for name in names})
 
 
 def detect(name: str) -> dict[str, Any]:
