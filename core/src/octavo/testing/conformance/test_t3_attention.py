@@ -8,7 +8,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from octavo.plugin import AttentionSpec, AttnLayer, BatchKey, BatchLimits, KVLayout, MultipleOf, start_step
+from octavo.plugin import (
+    AttentionBackend,
+    AttentionSpec,
+    AttnLayer,
+    BatchKey,
+    BatchLimits,
+    KVLayout,
+    MultipleOf,
+    start_step,
+)
 from octavo.testing.conformance.paged import Case, Inputs, build, dense, kv_spec_of, with_block_size
 from octavo.testing.conformance.subject import Kernel, Subject
 
@@ -88,7 +97,7 @@ def test_a_captured_plan_serves_longer_contexts(subject: Subject, attention: Ker
     with device.inference():
         # One set of persistent buffers, wide enough for the longest context; each case is copied into them.
         persistent = build(long, layout, device)
-        backend = attention.fn(short.spec, LIMITS, device)
+        backend: AttentionBackend = attention.fn(short.spec, LIMITS, device)
         plan = backend.plan(persistent.batch, graph=True)
         layer, out = AttnLayer(index=0), torch.empty_like(persistent.q)
 
