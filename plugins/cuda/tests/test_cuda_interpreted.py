@@ -102,7 +102,7 @@ def test_every_registered_op_is_in_the_catalogue_and_attention_can_be_recorded()
     register(table, host(), triton=True)
     registered = {name for name in CATALOGUE if table.providers(name)}
     assert registered >= {"rms_norm", "add_rms_norm", "qkv_norm_rope", "act_and_mul", "sample", "greedy"}
-    assert [cls.name for cls in table.classes("linear")] == ["fp8", "triton", "cublas"]
+    assert [cls.name for cls in table.classes("linear")] == ["fp8", "int4", "triton", "cublas"]
     assert [cls.name for cls in table.classes("attention")] == ["auto", "fa3", "flashinfer", "triton"]
 
 
