@@ -64,7 +64,7 @@ class Operator:
     ) -> None:
         assert is_causal
         assert k.shape[1:] == v.shape[1:] == (16, 2, 64), "pages are [blocks, tokens, heads, D]"
-        assert k.is_contiguous(), "pages lie as the layout says"
+        assert k.transpose(1, 2).is_contiguous(), "pages lie as the layout says"
         assert page_table.dtype == seqused_k.dtype == torch.int32
         self.shapes.append(tuple(q.shape))
         if q.dim() == 4:

@@ -145,8 +145,8 @@ class Sample:
             return torch.from_numpy(values.astype(kind)).to(where)
 
         def cache() -> Tensor:
-            shape = (len(free) + 1, size, spec.num_kv_heads, spec.head_dim)
-            return torch.randn(shape, dtype=dtype, device=where, generator=numbers).to(kv_dtype).transpose(1, 2)
+            shape = (len(free) + 1, spec.num_kv_heads, size, spec.head_dim)
+            return torch.randn(shape, dtype=dtype, device=where, generator=numbers).to(kv_dtype)
 
         def rows(heads: int) -> Tensor:
             shape = (num_tokens, heads, spec.head_dim)

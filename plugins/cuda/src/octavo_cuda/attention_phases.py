@@ -8,7 +8,8 @@
     eager step with long ones   | decodes ......................... | all others ................ |
                                   the backend of many decodes         the backend of long prompts
 
-All parts read one cache (blocks, tokens, heads, content), which each of them takes as it lies.
+All parts read one cache (blocks, heads, tokens, content), which each of them takes as it lies: decoding, which reads
+the most, is faster where a head's tokens lie side by side.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class AutoAttention:
 
     @classmethod
     def of(cls, *candidates: type[Any]) -> type[AutoAttention]:
-        """This backend over others, which all must take a cache in the order BNHC."""
+        """This backend over others, which all must take a cache in the order BHNC."""
         names = {
             "candidates": candidates,
             "takes_written_kv": all(getattr(candidate, "takes_written_kv", False) for candidate in candidates),
@@ -90,7 +91,7 @@ class AutoAttention:
 
     @classmethod
     def kv_layout(cls, spec: KVSpec) -> KVLayout:
-        return KVLayout(block_size=spec.block_size, dtype=spec.dtype, order="BNHC", align=16)
+        return KVLayout(block_size=spec.block_size, dtype=spec.dtype, order="BHNC", align=16)
 
     def __init__(self, spec: AttentionSpec, limits: BatchLimits, device: Device) -> None:
         choice = choose(self.able(spec, device), spec, limits, device)
