@@ -20,6 +20,7 @@ from torch import Tensor
 from octavo.plugin.contracts import AttnBatch, BatchKey, Device
 from octavo.plugin.specs import BatchLimits
 from octavo.plugin.step import Admit, Batch, BlockUpdate, KVGroup
+from octavo.runner.buckets import round_up
 
 MAX_STOPS = 16
 """Stop tokens of a row that the device knows. Further ones are the host's, which learns of each token a step late."""
@@ -181,12 +182,12 @@ class InputBuffers:
 
     def __init__(self, max_tokens: int, max_seqs: int, table: RequestTable, device: Device) -> None:
         self._table = table
-        self._max_seqs = max_seqs
         target = device.torch_device
-        # One int32 tensor, so that a step is one upload: q_starts [S + 1], then three numbers of each sequence.
-        self._uploaded = torch.zeros(1 + 4 * max_seqs, dtype=torch.int32, device=target)
-        self._q_starts = self._uploaded[: max_seqs + 1]
-        self._seqs = self._uploaded[max_seqs + 1 :].view(3, max_seqs)
+        # One int32 tensor, so that a step is one upload: q_starts [S + 1], then three numbers of each sequence. Each of
+        # them begins aligned, as kernels are compiled apart for data that is not.
+        self._width = round_up(max_seqs + 1, ALIGNMENT // 4)
+        self._uploaded = torch.zeros((4, self._width), dtype=torch.int32, device=target)
+        self._q_starts, self._seqs = self._uploaded[0], self._uploaded[1:]
         num_groups = len(table.groups)
         self._ids = torch.zeros(max_tokens, dtype=torch.int32, device=target)
         self._positions = torch.zeros(max_tokens, dtype=torch.int64, device=target)
@@ -196,12 +197,12 @@ class InputBuffers:
 
     def send(self, batch: Batch, key: BatchKey, staging: Staging) -> HostStep:
         """Upload a step's sequences, padded to the key's shape."""
-        num_seqs, counts, most = batch.num_seqs, batch.counts, self._max_seqs
+        num_seqs, counts = batch.num_seqs, batch.counts
         kv_lens = batch.starts + counts
-        packed = np.zeros(1 + 4 * most, np.int32)
-        seqs = packed[most + 1 :].reshape(3, most)
-        np.cumsum(counts, out=packed[1 : num_seqs + 1])
-        packed[num_seqs + 1 : key.num_seqs + 1] = packed[num_seqs]
+        packed = np.zeros((4, self._width), np.int32)
+        q_starts, seqs = packed[0], packed[1:]
+        np.cumsum(counts, out=q_starts[1 : num_seqs + 1])
+        q_starts[num_seqs + 1 : key.num_seqs + 1] = q_starts[num_seqs]
         seqs[0, :num_seqs] = batch.rows
         seqs[0, num_seqs : key.num_seqs] = self._table.padding_row
         seqs[1, :num_seqs] = kv_lens
@@ -213,7 +214,7 @@ class InputBuffers:
             num_decodes=int(np.argmax(longer)) if longer.any() else num_seqs,
             max_q_len=int(counts.max()),
             max_kv_len=int(kv_lens.max()),
-            q_starts=packed[: key.num_seqs + 1],
+            q_starts=q_starts[: key.num_seqs + 1],
             kv_lens=seqs[1, : key.num_seqs],
         )
 
