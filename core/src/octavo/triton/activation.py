@@ -50,7 +50,17 @@ def act_and_mul(x: Tensor, kind: str, *, overlap: Overlap = IN_ORDER) -> Tensor:
         return out
     block = min(BLOCK, triton.next_power_of_2(width))
     grid = (num_tokens, triton.cdiv(width, block))
-    _act_and_mul_kernel[grid](
-        x, out, x.stride(0), width, KIND=kind, BLOCK=block, START=overlap.start, num_warps=4, **overlap.options
+    overlap.launch(
+        _act_and_mul_kernel,
+        grid,
+        x,
+        out,
+        x.stride(0),
+        width,
+        KIND=kind,
+        BLOCK=block,
+        START=overlap.start,
+        num_warps=4,
+        **overlap.options,
     )
     return out

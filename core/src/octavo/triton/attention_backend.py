@@ -278,8 +278,16 @@ class TritonAttention:
         """Deal the tiles of this step's contexts to the programs of the decode kernel, for all layers."""
         if plan.decode_programs:
             scratch = plan.scratch
-            deal_kernel[(plan.decode_programs,)](
-                plan.q_starts, plan.kv_lens, scratch.served, scratch.shares, plan.num_seqs, plan.least, **plan.deal
+            self.overlap.launch(
+                deal_kernel,
+                (plan.decode_programs,),
+                plan.q_starts,
+                plan.kv_lens,
+                scratch.served,
+                scratch.shares,
+                plan.num_seqs,
+                plan.least,
+                **plan.deal,
             )
 
     # -- once a layer --
@@ -303,7 +311,9 @@ class TritonAttention:
         strides = (*q.stride()[:2], *out.stride()[:2], *kv.k.stride()[:3])
         scale = self._spec.scale
         if plan.decode_programs:
-            decode_kernel[(plan.decode_programs,)](
+            self.overlap.launch(
+                decode_kernel,
+                (plan.decode_programs,),
                 *inputs,
                 scratch.served,
                 scratch.shares,
@@ -319,7 +329,9 @@ class TritonAttention:
                 **plan.decode,
             )
         if plan.prefill_programs:
-            prefill_kernel[(plan.prefill_programs,)](
+            self.overlap.launch(
+                prefill_kernel,
+                (plan.prefill_programs,),
                 *inputs,
                 plan.kv_lens,
                 plan.num_seqs,

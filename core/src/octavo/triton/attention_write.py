@@ -90,7 +90,9 @@ def kv_write(
     """The op `kv_write` with a layer's scales, in one launch. head_dim is a power of two."""
     num_heads, head_dim = k.shape[1:]
     assert k.stride(2) == v.stride(2) == kv.k.stride(3) == kv.v.stride(3) == 1, "heads lie in order"
-    kv_write_kernel[(slots.shape[0],)](
+    overlap.launch(
+        kv_write_kernel,
+        (slots.shape[0],),
         k,
         v,
         kv.k,

@@ -118,7 +118,9 @@ def begin_step(
     num_seqs, num_tokens = seqs.shape[1], len(ids)
     longest = max(num_tokens - num_seqs + 1, block_table.shape[1])
     parts = triton.cdiv(longest, CHUNKS * BLOCK)
-    _begin_step_kernel[(num_seqs + 1, min(parts, MOST_PARTS))](
+    overlap.launch(
+        _begin_step_kernel,
+        (num_seqs + 1, min(parts, MOST_PARTS)),
         tokens,
         blocks,
         groups,
@@ -198,7 +200,9 @@ def commit_tokens(
     num_picks, num_stops = len(chosen), stops.shape[1]
     if num_picks:
         block = 64
-        _commit_tokens_kernel[(triton.cdiv(num_picks, block),)](
+        overlap.launch(
+            _commit_tokens_kernel,
+            (triton.cdiv(num_picks, block),),
             tokens,
             ended,
             limits,

@@ -205,7 +205,9 @@ def _launch(
             counters = torch.zeros((num_blocks,), dtype=torch.int32, device=x.device)
     sector = SECTOR // w.element_size()
     fetches = overlap.early and config.block_k >= sector and num_in % config.block_k == 0
-    _gemv_kernel[(num_blocks, config.split_k)](
+    overlap.launch(
+        _gemv_kernel,
+        (num_blocks, config.split_k),
         x,
         w,
         scale,

@@ -240,7 +240,9 @@ def product(
         )
         if counters is None:
             counters = torch.zeros((num_blocks,), dtype=torch.int32, device=x.device)
-    _int4_kernel[(num_blocks, config.split_k, triton.cdiv(num_rows, rows))](
+    overlap.launch(
+        _int4_kernel,
+        (num_blocks, config.split_k, triton.cdiv(num_rows, rows)),
         x,
         weight.words,
         weight.groups,

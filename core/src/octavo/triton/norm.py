@@ -115,7 +115,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, overlap: Overlap = IN_ORD
     if num_rows == 0:
         return out
     block_r, block_d, num_warps = row_tile(x.shape[-1])
-    _rms_norm_kernel[(triton.cdiv(num_rows, block_r),)](
+    overlap.launch(
+        _rms_norm_kernel,
+        (triton.cdiv(num_rows, block_r),),
         x,
         weight,
         out,
@@ -144,7 +146,9 @@ def add_rms_norm(
     if num_rows == 0:
         return x, residual
     block_r, block_d, num_warps = row_tile(width)
-    _add_rms_norm_kernel[(triton.cdiv(num_rows, block_r),)](
+    overlap.launch(
+        _add_rms_norm_kernel,
+        (triton.cdiv(num_rows, block_r),),
         x,
         residual,
         weight,

@@ -39,16 +39,29 @@ class Overlap:
 
     start: a device function without arguments. fetch: a device function of a tensor of pointers, which brings the
     `SECTOR` bytes at each into the chip's cache without waiting for them. options: of the launch.
+    compile_only: nothing is launched; kernels are only compiled, see `launch`.
     """
 
     start: Any = start_in_order
     fetch: Any = fetch_nothing
     options: Mapping[str, Any] = field(default_factory=dict)
+    compile_only: bool = False
 
     @property
     def early(self) -> bool:
         """Whether kernels start early at all."""
         return self.start is not start_in_order
+
+    def launch(self, kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
+        """Launch `kernel` on `grid`: how the functions of `octavo.triton` that take an overlap start all their kernels.
+
+        With `compile_only` Triton compiles it for these arguments, as the same call without would, and touches none of
+        them: tensors may be without memory (device "meta"), as only their types and alignment count.
+        """
+        if self.compile_only:
+            kernel.warmup(*args, grid=grid, **constants)
+        else:
+            kernel[grid](*args, **constants)
 
 
 IN_ORDER = Overlap()

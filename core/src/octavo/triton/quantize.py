@@ -49,7 +49,9 @@ def quantize_fp8(x: Tensor, *, dtype: torch.dtype = FP8, overlap: Overlap = IN_O
     scale = torch.empty((num_tokens, 1), dtype=torch.float32, device=x.device)
     if num_tokens:
         block_d = triton.next_power_of_2(width)
-        _quantize_kernel[(num_tokens,)](
+        overlap.launch(
+            _quantize_kernel,
+            (num_tokens,),
             x,
             out,
             scale,

@@ -239,7 +239,9 @@ def rope(
         return q_out, k_out
     half = cos_sin.shape[1] // 2
     block_half, block_rest = _parts(half, head_dim)
-    _rope_kernel[(num_tokens, triton.cdiv(num_heads + num_kv_heads, HEADS))](
+    overlap.launch(
+        _rope_kernel,
+        (num_tokens, triton.cdiv(num_heads + num_kv_heads, HEADS)),
         q,
         k,
         positions,
@@ -345,7 +347,9 @@ def _launch(
         block_h, num_blocks = triton.next_power_of_2(max(num_heads, num_kv_heads)), 3 if write else 2
     else:
         block_h, num_blocks = HEADS, triton.cdiv(num_heads + num_kv_heads + num_written, HEADS)
-    _qkv_norm_rope_kernel[(num_tokens, num_blocks)](
+    overlap.launch(
+        _qkv_norm_rope_kernel,
+        (num_tokens, num_blocks),
         qkv,
         positions,
         cos_sin,

@@ -153,7 +153,9 @@ def _scan(
     if num_parts > 1:
         candidates = torch.empty((num_rows, num_parts), dtype=torch.int64, device=logits.device)
         peaks = torch.empty((num_rows, num_parts), dtype=torch.float32, device=logits.device)
-    _scan_kernel[(num_rows, num_parts)](
+    overlap.launch(
+        _scan_kernel,
+        (num_rows, num_parts),
         logits,
         temperature,
         seeds,
@@ -174,8 +176,17 @@ def _scan(
     )
     if num_parts > 1:
         block = triton.next_power_of_2(num_blocks)  # of the vocabulary alone, so that it is compiled once
-        _choose_kernel[(num_rows,)](
-            candidates, peaks, out, num_parts, BLOCK=block, START=overlap.start, num_warps=1, **overlap.options
+        overlap.launch(
+            _choose_kernel,
+            (num_rows,),
+            candidates,
+            peaks,
+            out,
+            num_parts,
+            BLOCK=block,
+            START=overlap.start,
+            num_warps=1,
+            **overlap.options,
         )
     return out
 

@@ -219,7 +219,9 @@ def skinny(
         if counters is None:
             counters = torch.zeros((blocks,), dtype=torch.int32, device=x.device)
     sector = SECTOR // weight.element_size()
-    _skinny_kernel[(programs,)](
+    overlap.launch(
+        _skinny_kernel,
+        (programs,),
         x,
         weight,
         scale,
