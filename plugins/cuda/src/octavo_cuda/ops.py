@@ -32,6 +32,7 @@ def register_triton(registry: KernelRegistry, device: Device) -> None:
     from octavo_cuda.attention import Fa3Attention
     from octavo_cuda.attention_flashinfer import FlashInferAttention
     from octavo_cuda.attention_phases import AutoAttention
+    from octavo_cuda.compile_ahead import CompileAhead
     from octavo_cuda.fp8 import Fp8Linear
     from octavo_cuda.int4 import Int4Linear
     from octavo_cuda.linear import TritonLinear
@@ -40,14 +41,15 @@ def register_triton(registry: KernelRegistry, device: Device) -> None:
 
     tuning = tuning_for(device.describe().name)
     overlap = overlap_for(getattr(device, "capability", (0, 0)))
-    triton_attention = TritonAttention.with_tuning(tuning.attention, overlap)
+    ahead = CompileAhead(device)
+    triton_attention = ahead.attention(TritonAttention.with_tuning(tuning.attention, overlap))
     registry.attention(AutoAttention.of(Fa3Attention, FlashInferAttention, triton_attention), priority=40)
     registry.attention(Fa3Attention, priority=30)
     registry.attention(FlashInferAttention, priority=20)
     registry.attention(triton_attention, priority=10)
-    registry.linear(Fp8Linear, priority=30)
-    registry.linear(Int4Linear, priority=30)
-    registry.linear(TritonLinear.with_table(tuning.products), priority=20)
+    registry.linear(ahead.linear(Fp8Linear), priority=30)
+    registry.linear(ahead.linear(Int4Linear), priority=30)
+    registry.linear(ahead.linear(TritonLinear.with_table(tuning.products)), priority=20)
     starts_early: tuple[tuple[Any, bool], ...] = (
         (norm.rms_norm, False),
         (norm.add_rms_norm, True),
