@@ -20,13 +20,14 @@ if torch.cuda.is_available():
     pytest.skip("interpreting Triton would hide the card from the other tests", allow_module_level=True)
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
-from octavo.plugin import AttentionSpec, BatchLimits, Device, LinearSpec
+from octavo.plugin import AttentionSpec, BatchKey, BatchLimits, Device, LinearSpec
 from octavo.triton import attention_backend
 from octavo.triton.attention_backend import TritonAttention
 from octavo.triton.overlap import Overlap
-from octavo_cuda import compile_ahead
+from octavo_cuda import compile_ahead, graphs
 from octavo_cuda.compile_ahead import CompileAhead
 from octavo_cuda.fp8 import SCHEME, Fp8Linear
+from octavo_cuda.graphs import CudaGraphs
 from octavo_cuda.tuning import tuning_for
 
 SCRIPT = Path(__file__).with_name("launch_compiled_ahead.py")
@@ -136,6 +137,22 @@ def test_attention_is_compiled_for_every_recorded_step_when_it_is_made(monkeypat
     for name, kernel in kernels.items():
         assert kernel.launched, name
         assert set(kernel.launched) <= set(kernel.compiled), name
+
+
+def test_recording_waits_for_what_is_compiled_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stop(Exception): ...
+
+    def stop(device: object) -> None:
+        raise Stop
+
+    finished: list[str] = []
+    monkeypatch.setattr(CompileAhead, "finish", lambda self: finished.append("ahead"))
+    monkeypatch.setattr(graphs, "torch", SimpleNamespace(cuda=SimpleNamespace(current_stream=stop)))
+    recorder = CudaGraphs.__new__(CudaGraphs)
+    recorder._ahead, recorder._device = CompileAhead(Card()), torch.device("cpu")
+    with pytest.raises(Stop):
+        recorder.prepare(BatchKey(num_tokens=1, num_seqs=1), lambda: None)
+    assert finished == ["ahead"]
 
 
 @pytest.mark.slow

@@ -148,4 +148,4 @@ def make_communicator(group: GroupSpec, device: Device) -> Communicator:
 def make_graph_runner(config: EngineConfig, device: Device) -> GraphRunner:
     from octavo_cuda.graphs import CudaGraphs
 
-    return CudaGraphs(device.torch_device)
+    return CudaGraphs.of(device)

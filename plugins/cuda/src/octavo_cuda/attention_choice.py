@@ -205,7 +205,7 @@ def fitted(lens: Sequence[tuple[int, int]], spec: AttentionSpec, limits: BatchLi
 
 def replayed(call: Callable[[], object], device: Device) -> float:
     """Microseconds of a call on the card, recorded: the best of `REPLAYS` replays of `CALLS` calls."""
-    graphs = CudaGraphs(device.torch_device)
+    graphs = CudaGraphs.of(device)
 
     def calls() -> None:
         for _ in range(CALLS):

@@ -61,6 +61,9 @@ class Loading(Executor):
 
         return self._pool.submit(loaded)
 
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        self._pool.shutdown(wait, cancel_futures=cancel_futures)
+
 
 class CompileAhead:
     """Compiles in a pool of threads what kernel classes will launch on a device. Without `AsyncCompileMode`, which came
@@ -69,19 +72,27 @@ class CompileAhead:
     def __init__(self, device: Device) -> None:
         self._device = device
         self._submitted: set[Hashable] = set()
-        self._compiling: Context | None = None
+        self._begun: tuple[Context, Any, Loading] | None = None
 
     def submit(self, key: Hashable, launches: Callable[[], object]) -> None:
         """Call `launches`, unless it was called for this key, and compile in the pool what it has compiled."""
         if key in self._submitted or not hasattr(triton, "AsyncCompileMode"):
             return
         self._submitted.add(key)
-        if self._compiling is None:
+        if self._begun is None:
             # Entered in a context of its own: what is launched outside of `launches` is compiled at once, as ever.
-            self._compiling = copy_context()
             pool = Loading(min(MOST_THREADS, len(os.sched_getaffinity(0))), self._device)
-            self._compiling.run(triton.AsyncCompileMode(pool).__enter__)
-        self._compiling.run(launches)
+            self._begun = copy_context(), triton.AsyncCompileMode(pool, ignore_errors=True), pool
+            self._begun[0].run(self._begun[1].__enter__)
+        self._begun[0].run(launches)
+
+    def finish(self) -> None:
+        """Wait until all that was submitted is on the card. What failed raises its error where it is launched."""
+        if self._begun is not None:
+            context, mode, pool = self._begun
+            self._begun = None
+            context.run(mode.__exit__, None, None, None)
+            pool.shutdown()
 
     def linear(self, cls: type[Any]) -> type[Any]:
         """The same `LinearKernel` class, whose kernels are compiled from its first weight of a spec on."""
@@ -141,7 +152,8 @@ def without_memory(packed: Any) -> Any:
 def attend(cls: type[TritonAttention], spec: AttentionSpec, limits: BatchLimits, device: Device) -> None:
     """Run a layer in every recorded step, and in the largest eager one, which core runs to see its memory."""
     silent = cls.with_tuning(cls.tuning, replace(cls.overlap, compile_only=True))
-    backend = silent(spec, limits, Shadow(device))
+    shadow: Any = Shadow(device)  # what a backend's constructor asks of a device
+    backend = silent(spec, limits, shadow)
     for key in recorded_shapes(limits):
         attend_step(backend, spec, limits, key, graph=True)
     num_seqs = min(limits.max_num_seqs, limits.max_num_tokens)

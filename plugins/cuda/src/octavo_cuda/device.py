@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from octavo.plugin import DeviceDesc
 from octavo.plugin.torch import TorchDevice
+
+if TYPE_CHECKING:
+    from octavo_cuda.compile_ahead import CompileAhead
 
 
 class CudaDevice(TorchDevice):
@@ -16,6 +19,8 @@ class CudaDevice(TorchDevice):
 
     def __init__(self, index: int = 0) -> None:
         super().__init__("cuda", index)
+        self.ahead: CompileAhead | None = None
+        """What compiles kernels ahead of their use, once they are registered."""
 
     @property
     def capability(self) -> tuple[int, int]:

@@ -12,12 +12,15 @@ import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from octavo.plugin import BatchKey, BatchLimits
+from octavo.plugin import BatchKey, BatchLimits, Device
 from octavo.plugin.contracts import Step
+
+if TYPE_CHECKING:
+    from octavo_cuda.compile_ahead import CompileAhead
 
 DECODE_STEPS = ((1, 1), (2, 2), (4, 4), (64, 8), (256, 16), (1 << 30, 32))
 """(up to, distance): batch sizes of decode steps. Padded rows cost a little arithmetic and no KV reads, so the distance
@@ -74,10 +77,17 @@ class CudaGraphs:
     """Implements `octavo.plugin.GraphRunner`.
 
     All graphs share one memory pool, as only one of them runs at a time: together they need what the largest needs.
+    ahead: what is compiled elsewhere is waited for, as a card had better load no code while a step is recorded.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    @classmethod
+    def of(cls, device: Device) -> CudaGraphs:
+        """Of a device's steps. It may have kernels that are compiled ahead."""
+        return cls(device.torch_device, getattr(device, "ahead", None))
+
+    def __init__(self, device: torch.device, ahead: CompileAhead | None = None) -> None:
         self._device = device
+        self._ahead = ahead
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()
         self._recorded: list[Recorded] = []
@@ -91,6 +101,8 @@ class CudaGraphs:
 
         Raises RuntimeError naming the shape if something in the step cannot be recorded.
         """
+        if self._ahead is not None:
+            self._ahead.finish()
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):

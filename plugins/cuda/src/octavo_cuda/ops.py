@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from octavo.plugin import Device, KernelRegistry
+from octavo_cuda.device import CudaDevice
 from octavo_cuda.linear import CublasLinear
 
 log = logging.getLogger("octavo.cuda")
@@ -42,6 +43,8 @@ def register_triton(registry: KernelRegistry, device: Device) -> None:
     tuning = tuning_for(device.describe().name)
     overlap = overlap_for(getattr(device, "capability", (0, 0)))
     ahead = CompileAhead(device)
+    if isinstance(device, CudaDevice):
+        device.ahead = ahead
     triton_attention = ahead.attention(TritonAttention.with_tuning(tuning.attention, overlap))
     registry.attention(AutoAttention.of(Fa3Attention, FlashInferAttention, triton_attention), priority=40)
     registry.attention(Fa3Attention, priority=30)
