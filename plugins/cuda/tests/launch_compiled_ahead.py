@@ -13,16 +13,30 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from octavo.plugin import AttentionSpec, BatchLimits, LinearSpec
+from octavo.plugin import (
+    AttentionSpec,
+    AttnLayer,
+    Batch,
+    BatchKey,
+    BatchLimits,
+    KVGroup,
+    KVView,
+    LinearSpec,
+    PlatformCaps,
+)
+from octavo.runner.buckets import Shapes
+from octavo.runner.inputs import InputBuffers, RequestTable, Staging
 from octavo.triton.attention_backend import TritonAttention
 from octavo.triton.gemv import GemvConfig
 from octavo.triton.skinny import SkinnyConfig
-from octavo_cuda import compile_ahead
+from octavo_cuda.compile_ahead import CompileAhead
+from octavo_cuda.graphs import recorded_shapes
 from octavo_cuda.linear import TritonLinear
 from octavo_cuda.overlap import overlap_for
 from octavo_cuda.tuning import tuning_for
@@ -80,6 +94,31 @@ class Card:
     def activate(self) -> None:
         """Nothing to do."""
 
+    def pin(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+
+def attend_recorded(backend: Any, key: BatchKey) -> None:
+    """One layer of a step of this shape, in the memory and with the bounds of a recording by core's runner."""
+    device: Any = Card()
+    shapes = Shapes.of(PlatformCaps(graph="capture"), LIMITS, recorded_shapes(LIMITS))
+    table = RequestTable(LIMITS, [KVGroup(block_size=SPEC.block_size, num_blocks=8, window=None)], device)
+    buffers = InputBuffers(shapes.max_tokens, shapes.max_seqs, table, device)
+    num_seqs = min(key.num_seqs, key.num_tokens, LIMITS.max_num_seqs)
+    ones = np.ones(num_seqs, np.int32)
+    batch = Batch(step=-1, rows=0 * ones, starts=0 * ones, counts=ones, samples=ones.astype(np.bool_))
+    bounds = replace(
+        buffers.send(batch, key, Staging(device, shapes.max_seqs)),
+        num_decodes=key.num_seqs if key.max_q_len == 1 else 0,
+        max_q_len=key.max_q_len or key.num_tokens,
+        max_kv_len=LIMITS.max_model_len,
+    )
+    plan = backend.plan(buffers.views(key, 0).attention(bounds)[0], graph=True)
+    backend.start_step(plan)
+    cache = torch.zeros(8, SPEC.num_kv_heads, SPEC.block_size, SPEC.head_dim, dtype=torch.bfloat16)
+    q = torch.zeros(key.num_tokens, SPEC.num_heads, SPEC.head_dim, dtype=torch.bfloat16)
+    backend.run(AttnLayer(index=0), q, None, None, KVView(k=cache, v=cache), plan, torch.empty_like(q))
+
 
 def main() -> None:
     driver.set_active(Driver())
@@ -88,7 +127,7 @@ def main() -> None:
         compiled.append(threading.current_thread().name)
 
     triton.knobs.compilation.listener = note
-    ahead, device = compile_ahead.CompileAhead(Card()), Card()
+    ahead, device = CompileAhead(Card()), Card()
     cuts: dict[Any, Any] = {
         (N, K, False, 1): GemvConfig(block_n=8, block_k=128, dot=False),
         (N, K, False, 4): GemvConfig(block_n=16, block_k=64, split_k=2),
@@ -105,9 +144,8 @@ def main() -> None:
 
     for tokens in range(1, 33):
         kernel.apply(torch.zeros(tokens, K, dtype=torch.bfloat16), packed[tokens % 2], None)
-    compile_ahead.META = torch.device("cpu")  # now the same steps with memory, launched
-    for key in compile_ahead.recorded_shapes(LIMITS):
-        compile_ahead.attend_step(backend, SPEC, LIMITS, key, graph=True)
+    for key in recorded_shapes(LIMITS):
+        attend_recorded(backend, key)
 
     from octavo.triton.sampling import greedy
 
