@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from typing import cast
 
 import numpy as np
 import pytest
+import uvloop
 
-from octavo.bench.serve import arrival_times, request_bodies
-from octavo.bench.sse_client import Answer
+from octavo.bench.serve import arrival_times, replay, request_bodies
+from octavo.bench.sse_client import Answer, Client
 from octavo.bench.summary import read_goals, read_percentiles, summarize
 from octavo.bench.workload import Work
 from octavo.errors import ConfigError
@@ -80,6 +83,26 @@ def test_arrivals_are_a_seeded_poisson_process() -> None:
     assert arrival_times(3, request_rate=float("inf")) == [0.0, 0.0, 0.0]
     with pytest.raises(ConfigError, match="request_rate is nan"):
         arrival_times(1, request_rate=float("nan"))
+
+
+def test_no_request_is_sent_before_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, clock = time.perf_counter, [0.0]
+
+    def noted() -> float:
+        clock.append(read())
+        return clock[-1]
+
+    class Instant:
+        async def post(self, body: bytes) -> Answer:
+            return Answer(started=noted(), ended=clock[-1])
+
+    # Fractions of milliseconds, which uvloop's timers do not have.
+    arrivals = [0.0013 * number for number in range(60)]
+    monkeypatch.setattr(time, "perf_counter", noted)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        answers, _ = runner.run(replay(cast(Client, Instant()), [b""] * len(arrivals), arrivals))
+    started = clock[1]
+    assert all(answer.started >= started + arrival for answer, arrival in zip(answers, arrivals, strict=True))
 
 
 def test_bodies_ask_for_what_the_work_says() -> None:

@@ -98,7 +98,8 @@ async def replay(
     started = time.perf_counter()
 
     async def one(body: bytes, arrival: float) -> Answer:
-        if (wait := started + arrival - time.perf_counter()) > 0:
+        # uvloop's timers count whole milliseconds, and ring up to one and a half early.
+        while (wait := started + arrival - time.perf_counter()) > 0:
             await asyncio.sleep(wait)
         async with gate:
             answer = await client.post(body)
