@@ -141,17 +141,20 @@ def main() -> None:
     overlap = overlap_for(Card.capability)
     cls = TritonAttention.with_tuning(tuning_for(CARD).attention, overlap)
     backend = ahead.attention(cls)(SPEC, LIMITS, device)
+    ahead.finish()
 
     for tokens in range(1, 33):
         kernel.apply(torch.zeros(tokens, K, dtype=torch.bfloat16), packed[tokens % 2], None)
     for key in recorded_shapes(LIMITS):
         attend_recorded(backend, key)
 
+    late = [name for name in compiled if not name.startswith("octavo-compile")]
+    num_ahead = len(compiled) - len(late)
+
     from octavo.triton.sampling import greedy
 
     silent = replace(overlap, compile_only=True)
     logits = torch.zeros(4, 1000, dtype=torch.bfloat16)
-    ahead.finish()
     ahead.submit("greedy", lambda: greedy(logits, overlap=silent))
     ahead.finish()
     try:
@@ -159,12 +162,11 @@ def main() -> None:
         error = ""
     except RuntimeError as raised:
         error = str(raised)
-    here = [name for name in compiled if not name.startswith("octavo-compile")]
     print(
         json.dumps(
             {
-                "ahead": len(compiled) - len(here),
-                "late": len(here),
+                "ahead": num_ahead,
+                "late": len(late),
                 "launches": {name: launched.count(name) for name in sorted(set(launched))},
                 "error": error,
             }

@@ -1,12 +1,13 @@
 """Kernels are compiled before their first use, many at a time, while weights are read.
 
-    this thread    bind a layer, submit | read weights ............... | launch: waits for its own kernel alone
+    this thread    bind a layer, submit | read weights ............... | finish | first launch
     the pool                            | compile | compile | ...
                                         | compile | compile | ...
 
 What is submitted runs at once, as it will run in a step, but launches nothing and computes nothing: its tensors are on
-the device "meta", and its `Overlap` only compiles. Triton's `AsyncCompileMode` then does the work: until its code is on
-the card, a kernel stands in Triton's cache as a future, for which a launch waits, and which raises what failed.
+the device "meta", and its `Overlap` only compiles. Triton's `AsyncCompileMode` has the pool do that, and puts kernels
+into Triton's cache, where launches find them. Triton 3.6 does so only in the end: a launch before `finish` compiles its
+kernel once more.
 """
 
 from __future__ import annotations

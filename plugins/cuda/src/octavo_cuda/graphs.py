@@ -82,8 +82,11 @@ class CudaGraphs:
 
     @classmethod
     def of(cls, device: Device) -> CudaGraphs:
-        """Of a device's steps. It may have kernels that are compiled ahead."""
-        return cls(device.torch_device, getattr(device, "ahead", None))
+        """Of a device's steps. Waits for its kernels that are compiled ahead: the first launch is near."""
+        ahead = getattr(device, "ahead", None)
+        if ahead is not None:
+            ahead.finish()
+        return cls(device.torch_device, ahead)
 
     def __init__(self, device: torch.device, ahead: CompileAhead | None = None) -> None:
         self._device = device
