@@ -7,7 +7,8 @@ The same frontend and the same loop as behind the server, called one after the o
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -147,8 +148,10 @@ class LLM:
     ) -> Generator[RequestOutput, None, None]:
         """Answer one prompt as it is generated: each RequestOutput holds what is new. Closing the iterator aborts."""
         request = self._frontend.add(self._prepare(prompt, sampling_params), request_id=self._new_id())
-        for _, delta in self._run([request], portion=None):
-            yield delta
+        # Closed by name: a Python may keep what a closed generator was looping over (3.12 does).
+        with closing(self._run([request], portion=None)) as news:
+            for _, delta in news:
+                yield delta
 
     def chat(
         self,
@@ -244,7 +247,9 @@ class LLM:
         content = prompt.get("prompt_token_ids", prompt.get("prompt")) if isinstance(prompt, Mapping) else prompt
         return self._frontend.door.prepare(content, params, **settings)
 
-    def _run(self, requests: Sequence[Request], *, portion: int | None) -> Iterator[tuple[Request, RequestOutput]]:
+    def _run(
+        self, requests: Sequence[Request], *, portion: int | None
+    ) -> Generator[tuple[Request, RequestOutput], None, None]:
         """Step the engine until these requests have ended. However it is left, nothing keeps running.
 
         portion: most answers that are read after a step; None: all that have news.

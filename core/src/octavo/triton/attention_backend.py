@@ -41,6 +41,9 @@ MAX_GROUP = 64
 LEAST_ROWS = 16
 """Rows of the smallest product of a matrix unit."""
 PREFILL_ROWS_SMALL = 64
+UNROLLED = 4096
+"""Numbers of a decode tile in float32, which matrix units do not take: the compiler writes its product out, and takes
+minutes for four times as many."""
 THREADS_OF_A_WARP = 64
 """At most, on any device."""
 COMBINED = 2048
@@ -174,8 +177,11 @@ class TritonAttention:
 
     def _fitted(self, cut: DecodeCut) -> DecodeCut:
         """The cut with tiles that the device's memory holds."""
-        memory = self.tuning.shared_memory
-        block, stages = fit(cut.block, cut.stages, decode_tiles, token_bytes=self._token_bytes, memory=memory)
+        memory, block = self.tuning.shared_memory, cut.block
+        if self._spec.dtype == "float32":
+            block = max(min(block, UNROLLED // self._spec.head_dim), LEAST_ROWS)
+            cut = replace(cut, warps=8)
+        block, stages = fit(block, cut.stages, decode_tiles, token_bytes=self._token_bytes, memory=memory)
         return replace(cut, block=block, stages=stages)
 
     def _programs(self, cut: DecodeCut) -> int:

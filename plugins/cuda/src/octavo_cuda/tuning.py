@@ -24,6 +24,7 @@ class CardTuning:
 
 HOPPER = AttentionTuning(
     shared_memory=200 * 1024,
+    decode_rows=16,
     decode_fence=False,
     decode=DecodeCut(block=64, warps=2, stages=3, programs_per_unit=4),
     decode_few=((16, DecodeCut(block=64, warps=4, stages=3, programs_per_unit=2, min_tiles=1)),),
