@@ -83,6 +83,15 @@ def test_running_ahead_changes_no_token(tmp_path: Path, dtype: str) -> None:
     assert agreement(ahead, behind) > 0.95
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two cards")
+@pytest.mark.parametrize("enforce_eager", [True, False])
+def test_two_ranks_give_the_tokens_of_one(tmp_path: Path, enforce_eager: bool) -> None:
+    model = make_model(tmp_path, "llama", tokenizer=False)
+    options = {"dtype": "float32", "enforce_eager": enforce_eager}
+    # Sums of halves are rounded otherwise than sums of the whole.
+    assert agreement(generate(model, **options), generate(model, tensor_parallel_size=2, **options)) > 0.95
+
+
 def test_a_chunked_prompt_continues_as_a_whole_one(tmp_path: Path) -> None:
     model = make_model(tmp_path, "llama", tokenizer=False)
     whole, chunked = (generate(model, dtype="float32", max_num_batched_tokens=n) for n in (512, 24))
