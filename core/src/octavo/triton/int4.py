@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 
 from octavo.triton.gemv import INTERPRETED, MIN_BLOCK_N, load_x
-from octavo.triton.outputs import arrive, store_outputs, tile_rows
+from octavo.triton.outputs import make_partials, meet, store_outputs, tile_rows
 from octavo.triton.overlap import IN_ORDER, SECTOR, Overlap
 
 Tensor = torch.Tensor
@@ -159,16 +159,7 @@ def _int4_kernel(
     total = acc if DOT else tl.sum(acc, axis=1)[:, None]
     last = True
     if SPLIT_K > 1:
-        m = tl.arange(0, ROWS)[None, :]
-        cell = (block * BLOCK_N + tl.arange(0, BLOCK_N))[:, None] * M + m
-        stride_part = tl.num_programs(0) * BLOCK_N * M
-        tl.store(partials_ptr + part * stride_part + cell, total, mask=m < M)
-        last = arrive(counters_ptr + block, SPLIT_K)
-        if last:
-            total = tl.zeros_like(total)
-            for other in tl.static_range(SPLIT_K):
-                partial = partials_ptr + other * stride_part + cell
-                total += tl.load(partial, mask=m < M, other=0.0, cache_modifier=".cg")
+        total, last = meet(total, partials_ptr, counters_ptr, block, part, M, ROWS, BLOCK_N, SPLIT_K)
     if last:
         y_ptr += first.to(tl.int64) * num_y
         store_outputs(total, row, bias_ptr, y_ptr, block, M - first, N, ROWS, BLOCK_N, GATE)
@@ -235,11 +226,8 @@ def product(
     num_blocks, partials = triton.cdiv(num_out, config.block_n), None
     if config.split_k > 1:
         assert num_rows <= rows, f"{num_rows} rows in pieces of {rows} do not meet across slices of K"
-        partials = torch.empty(
-            (config.split_k, num_blocks * config.block_n, num_rows), dtype=torch.float32, device=x.device
-        )
-        if counters is None:
-            counters = torch.zeros((num_blocks,), dtype=torch.int32, device=x.device)
+        shape = (config.split_k, num_blocks * config.block_n, num_rows)
+        partials, counters = make_partials(shape, num_blocks, counters, x.device)
     overlap.launch(
         _int4_kernel,
         (num_blocks, config.split_k, triton.cdiv(num_rows, rows)),

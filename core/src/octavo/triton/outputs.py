@@ -10,10 +10,13 @@ both, so that one program can finish them:
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 
 from octavo.triton.activation import activate
+
+Tensor = torch.Tensor
 
 
 @triton.jit
@@ -38,6 +41,33 @@ def arrive(counter_ptr, number):
     if last:
         tl.store(counter_ptr, 0)
     return last
+
+
+@triton.jit
+def meet(
+    total,
+    partials_ptr,
+    counters_ptr,
+    block,
+    part,
+    M,
+    ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    SPLIT_K: tl.constexpr,
+):
+    """total float32 [BLOCK_N, ROWS], of which M columns count, summed over the slices of K, in their order; and whether
+    this program has that sum: the last of the block to come here. partials float32 [SPLIT_K, blocks * BLOCK_N, M]."""
+    m = tl.arange(0, ROWS)[None, :]
+    cell = (block * BLOCK_N + tl.arange(0, BLOCK_N))[:, None] * M + m
+    stride_part = tl.num_programs(0) * BLOCK_N * M
+    tl.store(partials_ptr + part * stride_part + cell, total, mask=m < M)
+    last = arrive(counters_ptr + block, SPLIT_K)
+    if last:
+        total = tl.zeros_like(total)
+        for other in tl.static_range(SPLIT_K):
+            partial = partials_ptr + other * stride_part + cell
+            total += tl.load(partial, mask=m < M, other=0.0, cache_modifier=".cg")
+    return total, last
 
 
 @triton.jit
@@ -69,3 +99,12 @@ def store_outputs(
         gate, up = tl.split(pair)
         y = activate(gate.to(tl.float32), GATE).to(dtype).to(tl.float32) * up.to(tl.float32)
         tl.store(y_ptr + m * (N // 2) + n, y.to(dtype), mask=(n < N // 2) & (m < M))
+
+
+def make_partials(
+    shape: tuple[int, ...], num_blocks: int, counters: Tensor | None, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Where slices leave their sums, float32 of `shape`, and an arrival counter a block: `counters`, or zeroed ones."""
+    if counters is None:
+        counters = torch.zeros((num_blocks,), dtype=torch.int32, device=device)
+    return torch.empty(shape, dtype=torch.float32, device=device), counters

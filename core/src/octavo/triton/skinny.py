@@ -25,7 +25,7 @@ import triton
 import triton.language as tl
 
 from octavo.triton.gemv import INTERPRETED, MIN_BLOCK_N, load_x
-from octavo.triton.outputs import arrive, store_outputs, tile_rows
+from octavo.triton.outputs import arrive, make_partials, store_outputs, tile_rows
 from octavo.triton.overlap import IN_ORDER, SECTOR, Overlap
 
 Tensor = torch.Tensor
@@ -215,9 +215,7 @@ def skinny(
     programs, rows = min(config.programs, blocks * tiles_k), padded_rows(num_rows)
     parts, partials = most_parts(tiles_k, blocks, programs), None
     if parts > 1:
-        partials = torch.empty((2 * programs, config.block_n, rows), dtype=torch.float32, device=x.device)
-        if counters is None:
-            counters = torch.zeros((blocks,), dtype=torch.int32, device=x.device)
+        partials, counters = make_partials((2 * programs, config.block_n, rows), blocks, counters, x.device)
     sector = SECTOR // weight.element_size()
     overlap.launch(
         _skinny_kernel,
