@@ -2,39 +2,23 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from octavo.ops.attention import kv_write, paged_attention
-from octavo.plugin import AttentionSpec, KVView
+from octavo.plugin import KVView
 from octavo.plugin.torch import TorchDevice
 from octavo_cuda import attention
 from octavo_cuda.attention import Fa3Attention
 
+sys.path.insert(0, str(Path(__file__).parent))
+from hopper import Hopper, spec
+
 Tensor = torch.Tensor
-
-
-class Hopper(TorchDevice):
-    """The host, as if it were a Hopper card."""
-
-    def __init__(self, capability: tuple[int, int] = (9, 0)) -> None:
-        super().__init__("cpu")
-        self.capability = capability
-
-
-def spec(**changes: Any) -> AttentionSpec:
-    fields = {
-        "num_heads": 4,
-        "num_kv_heads": 2,
-        "head_dim": 64,
-        "scale": 0.125,
-        "dtype": "bfloat16",
-        "kv_dtype": "bfloat16",
-        "block_size": 16,
-    }
-    return AttentionSpec(**(fields | changes))
 
 
 class Operator:

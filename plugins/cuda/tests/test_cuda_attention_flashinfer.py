@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,11 +21,14 @@ if torch.cuda.is_available():
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from octavo.ops.attention import kv_write, paged_attention
-from octavo.plugin import AttentionSpec, AttnBatch, AttnLayer, BatchLimits, KVView, MemInfo
+from octavo.plugin import AttnBatch, AttnLayer, BatchLimits, KVView
 from octavo.plugin.torch import TorchDevice
 from octavo.testing.conformance import paged
 from octavo_cuda import attention_flashinfer
 from octavo_cuda.attention_flashinfer import FlashInferAttention, Geometry, num_pages, partial_bytes, plan_bytes
+
+sys.path.insert(0, str(Path(__file__).parent))
+from hopper import Hopper, spec
 
 Tensor = torch.Tensor
 LIMITS = BatchLimits(max_num_tokens=64, max_num_seqs=8, max_model_len=256)
@@ -51,27 +56,6 @@ def test_the_installed_package_has_the_parameters_that_the_stand_in_checks() -> 
     wrapper = FlashInferAttention.load()
     for function, known in ((wrapper.__init__, INIT), (wrapper.plan, PLAN), (wrapper.run, RUN)):
         assert set(inspect.signature(function).parameters) >= {"self", *known.split()}
-
-
-class Hopper(TorchDevice):
-    """The host, as if it were a card."""
-
-    def __init__(self, capability: tuple[int, int] = (9, 0)) -> None:
-        super().__init__("cpu", memory=lambda: MemInfo(total=1 << 30, free=1 << 30))
-        self.capability = capability
-
-
-def spec(**changes: Any) -> AttentionSpec:
-    fields = {
-        "num_heads": 4,
-        "num_kv_heads": 2,
-        "head_dim": 64,
-        "scale": 0.125,
-        "dtype": "bfloat16",
-        "kv_dtype": "bfloat16",
-        "block_size": 16,
-    }
-    return AttentionSpec(**(fields | changes))
 
 
 class Wrapper:
