@@ -124,7 +124,6 @@ class PlatformCaps:
     inplace: bool = True
     int64_index: bool = True
     triton: bool = False
-    compile_backend: str | None = None
     graph: Literal["none", "capture", "aot"] = "none"
     shapes: Literal["dynamic", "bucketed"] = "dynamic"
     buckets: BucketSpec | None = None
