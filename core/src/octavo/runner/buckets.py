@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from octavo.plugin.contracts import BatchKey
 from octavo.plugin.data import BucketSpec, PlatformCaps, ScheduleLimits
@@ -32,7 +33,7 @@ def up_to(sizes: Sequence[int], value: int) -> int:
 class Shapes:
     """Chooses the padded shape of every step.
 
-    captured: keys that the graph runner prepares; a step takes the least that holds it, if any does.
+    captured: keys that the graph runner prepares, ascending; a step takes the least that holds it, if any does.
     all_at_start: prepare all of them before the first request, as compiling ahead of time needs.
     """
 
@@ -63,6 +64,10 @@ class Shapes:
             if self.all_at_start or key.max_q_len == 1 or key.num_tokens <= RECORDED_AT_START
         ]
 
+    @cached_property
+    def _captured_tokens(self) -> list[int]:
+        return [key.num_tokens for key in self.captured]
+
     @property
     def largest(self) -> list[BatchKey]:
         """The largest decode shape and the largest other one, as far as there are any."""
@@ -71,10 +76,9 @@ class Shapes:
 
     def choose(self, num_tokens: int, num_seqs: int, max_context: int, max_q_len: int) -> tuple[BatchKey, bool]:
         """(padded shape, whether it is captured) for a step of these sizes."""
-        for key in self.captured:
+        for key in self.captured[bisect_left(self._captured_tokens, num_tokens) :]:
             if (
-                key.num_tokens >= num_tokens
-                and key.num_seqs >= num_seqs
+                key.num_seqs >= num_seqs
                 and (key.max_context == 0 or key.max_context >= max_context)
                 and (key.max_q_len == 0 or key.max_q_len >= max_q_len)
             ):
