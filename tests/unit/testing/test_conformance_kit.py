@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from octavo.cli.plugin import plugin
 from octavo.errors import ConfigError
-from octavo.testing.conformance.run import Result, level, run
+from octavo.testing.conformance.run import Result, level, merged, run
 from octavo.testing.conformance.settings import read_settings, reason_for
 
 Check = Callable[..., Result]
@@ -268,6 +268,31 @@ def test_the_command_writes_its_report_and_fails_with_the_kit(tmp_path: Path, mo
     data = json.loads(result.output)
     assert "PlatformNotFoundError" in next(iter(data["failures"].values()))
     assert json.loads(report.read_text()) == data
+
+
+@pytest.mark.slow
+def test_several_processes_find_what_one_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("OCTAVO_EXTRA_PLATFORMS", "refdev=octavo.testing.refdev")
+    alone, shared = (run("refdev", tiers=("1", "2"), quiet=True, jobs=jobs).data for jobs in (1, 3))
+    assert sum(alone["by_tier"]["2"].values()) > 3
+    timed = "slower_than_reference"
+    assert {**shared, timed: 0} == {**alone, timed: 0}
+
+
+def test_reports_of_shares_add_up() -> None:
+    def report(outcome: str, test: str, unused: list[str]) -> dict[str, object]:
+        entry = {"op": "x", "provider": "y", "ratio": 2.0}
+        part = {"counts": {outcome: 2}, "by_tier": {"2": {outcome: 2}}, "failures": {}, "xfails": {}, "skipped": {}}
+        part["failures"] = {test: "no"} if outcome == "failed" else {}
+        return {"platform": "p", **part, "unused_patterns": unused, "slower_than_reference": [entry]}
+
+    data = merged([report("passed", "a", ["p", "q"]), report("failed", "b", ["q"]), report("passed", "c", ["p", "q"])])
+    assert data["counts"] == {"passed": 4, "failed": 2}
+    assert data["by_tier"] == {"2": {"passed": 4, "failed": 2}}
+    assert data["failures"] == {"b": "no"}
+    assert data["unused_patterns"] == ["q"]
+    assert len(data["slower_than_reference"]) == 1
 
 
 def test_an_unknown_tier_is_a_usage_error() -> None:

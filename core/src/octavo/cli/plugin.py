@@ -39,15 +39,22 @@ def list_platforms(as_json: bool) -> None:
     help="conformance.toml; by default the one in the current folder, if any.",
 )
 @click.option("--report", type=click.Path(path_type=Path), help="Where to write conformance.json.")
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Processes that share the tests of kernels (tiers 2 and 3): for a device whose compiler they wait for.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON and nothing else.")
-def check(name: str, tier: str, config: Path | None, report: Path | None, as_json: bool) -> None:
+def check(name: str, tier: str, config: Path | None, report: Path | None, jobs: int, as_json: bool) -> None:
     """Run the conformance kit on platform NAME. Exit code 1 if it fails."""
     from octavo.testing.conformance.run import TIERS, run
 
     chosen = [part.strip() for part in tier.split(",") if part.strip()] or list(TIERS)
     if unknown := [part for part in chosen if part not in TIERS]:
         raise click.BadParameter(f"{', '.join(unknown)} (tiers are {', '.join(TIERS)})", param_hint="--tier")
-    result = run(name, tiers=chosen, config=config, quiet=as_json)
+    result = run(name, tiers=chosen, config=config, quiet=as_json, jobs=jobs)
     if report is not None:
         report.write_text(json.dumps(result.data, indent=2) + "\n")
     click.echo(json.dumps(result.data, indent=2) if as_json else result.summary())

@@ -1,4 +1,4 @@
-"""Fixtures of the conformance kit, and its report. Options: --platform, --settings, --report."""
+"""Fixtures of the conformance kit, and its report. Options: --platform, --settings, --report, --share."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--platform", required=True, help="platform to check")
     group.addoption("--settings", type=Path, help="conformance.toml")
     group.addoption("--report", type=Path, help="where to write the report as JSON")
+    group.addoption("--share", default="0/1", help="which tests to run: I/N takes each N-th, from the I-th on")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -80,6 +81,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             config.stash[USED].add(found[0])
             # Strict: a known failure that passes is stale news, and is shown as a failure.
             item.add_marker(pytest.mark.xfail(reason=found[1], strict=True))
+    first, step = map(int, config.getoption("share").split("/"))
+    items[:] = items[first::step]
 
 
 def test_id(nodeid: str) -> str:

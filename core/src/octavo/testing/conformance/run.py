@@ -6,7 +6,9 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,8 @@ FOLDER = Path(__file__).parent
 
 BRONZE = frozenset({"0", "1", "6"})
 SILVER = BRONZE | {"2", "3"}
+KERNELS = frozenset({"2", "3"})
+"""Tiers whose tests know nothing of each other, so that several can run at once."""
 NATIVE = frozenset({"attention", "linear"})
 """Kernel families that a silver platform brings itself."""
 
@@ -52,18 +56,46 @@ class Result:
         return "\n".join(lines)
 
 
-def run(name: str, *, tiers: Sequence[str] = TIERS, config: Path | None = None, quiet: bool = False) -> Result:
+def run(
+    name: str,
+    *,
+    tiers: Sequence[str] = TIERS,
+    config: Path | None = None,
+    quiet: bool = False,
+    jobs: int = 1,
+) -> Result:
     """Run `tiers` on platform `name`. config: conformance.toml, by default the one in the current folder, if any.
 
+    jobs: processes that share the tests of kernels, behind all others; each compiles what its own need.
     A fresh process, so that hygiene is judged from a clean start. Raises ConfigError if pytest is not installed.
     """
     if config is None and Path("conformance.toml").exists():
         config = Path("conformance.toml")
+    if jobs == 1:
+        data = run_share(name, tiers, config=config, quiet=quiet)
+    else:
+        kernels = [tier for tier in tiers if tier in KERNELS]
+        others = [tier for tier in tiers if tier not in KERNELS]
+        parts = [run_share(name, others, config=config, quiet=quiet)] if others else []
+        with ThreadPoolExecutor(jobs) as pool:
+            shares = [
+                pool.submit(run_share, name, kernels, config=config, quiet=True, share=f"{i}/{jobs}")
+                for i in range(jobs if kernels else 0)
+            ]
+            parts += [share.result() for share in shares]
+        data = merged(parts)
+    return Result(data | {"tiers": list(tiers), "level": level(data, tiers)})
+
+
+def run_share(
+    name: str, tiers: Sequence[str], *, config: Path | None, quiet: bool, share: str = "0/1"
+) -> dict[str, Any]:
+    """The report of one process."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "conformance.json")
         command = [sys.executable, "-m", "pytest", "-c", str(FOLDER / "pytest.ini"), "--rootdir", str(FOLDER)]
         command += ["-p", "no:cacheprovider", "--import-mode=importlib", "-q", "--tb=short"]
-        command += [f"--platform={name}", f"--report={report}"]
+        command += [f"--platform={name}", f"--report={report}", f"--share={share}"]
         command += [f"--settings={config.resolve()}"] if config else []
         command += [str(path) for tier in tiers for path in sorted(FOLDER.glob(f"test_t{tier}_*.py"))]
         done = subprocess.run(command, check=False, text=True, stdout=subprocess.PIPE if quiet else None)
@@ -72,8 +104,27 @@ def run(name: str, *, tiers: Sequence[str] = TIERS, config: Path | None = None, 
                 f"the conformance kit did not run (pytest exit code {done.returncode}): pip install 'octavo[test]'"
                 + (f"\n{done.stdout}" if quiet else "")
             )
-        data = json.loads(report.read_text())
-    return Result(data | {"tiers": list(tiers), "level": level(data, tiers)})
+        data: dict[str, Any] = json.loads(report.read_text())
+    return data
+
+
+def merged(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One report of several about the same platform."""
+    data = dict(parts[-1])
+    data["counts"] = dict(sum((Counter(part["counts"]) for part in parts), Counter()))
+    by_tier: dict[str, Counter[str]] = {}
+    for part in parts:
+        for tier, outcomes in part["by_tier"].items():
+            by_tier.setdefault(tier, Counter()).update(outcomes)
+    data["by_tier"] = {tier: dict(outcomes) for tier, outcomes in by_tier.items()}
+    for field in ("failures", "xfails", "skipped"):
+        data[field] = {test: message for part in parts for test, message in part[field].items()}
+    # A pattern may fit a test of one tier only; kernels are timed by every process that has some to test.
+    unused = [set(part["unused_patterns"]) for part in parts]
+    data["unused_patterns"] = sorted(set.intersection(*unused))
+    timed = {(entry["op"], entry["provider"]): entry for part in parts for entry in part["slower_than_reference"]}
+    data["slower_than_reference"] = list(timed.values())
+    return data
 
 
 def level(data: dict[str, Any], tiers: Sequence[str]) -> str:
