@@ -1,6 +1,8 @@
 """One HTTP exchange: read the body, run the handler, send JSON or a stream, stop when the client is gone.
 
-Handlers know nothing of ASGI: they take a `Call` and give a reply (a struct or dict, `Raw`, or `Stream`).
+Handlers know nothing of ASGI: they take a `Call` and give a reply (a struct or dict, `Raw`, or `Stream`). A handler's
+annotations say which: `call: Call[CompletionBody]` (None: no body), `-> Completion | Stream[Completion]`. They are
+what `/openapi.json` is made of.
 """
 
 from __future__ import annotations
@@ -8,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 from starlette.types import Receive, Scope, Send
@@ -19,10 +21,13 @@ from octavo.server.sse import send_events
 
 encode_json = msgspec.json.Encoder().encode
 
+Body = TypeVar("Body")
+Chunk = TypeVar("Chunk", bound=msgspec.Struct)
+
 
 @dataclass(frozen=True)
-class Call:
-    """What a handler sees of the HTTP request."""
+class Call(Generic[Body]):
+    """What a handler sees of the HTTP request, whose body holds a `Body` in JSON."""
 
     body: bytes
     request_id: str
@@ -30,10 +35,10 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Stream:
+class Stream(Generic[Chunk]):
     """Reply with server-sent events, one per chunk."""
 
-    chunks: AsyncGenerator[msgspec.Struct, None]
+    chunks: AsyncGenerator[Chunk, None]
 
 
 @dataclass(frozen=True)
@@ -44,8 +49,8 @@ class Raw:
     content_type: str
 
 
-Reply = msgspec.Struct | dict[str, Any] | Stream | Raw
-Handler = Callable[[Service, Call], Awaitable[Reply]]
+Reply = msgspec.Struct | dict[str, Any] | Stream[Any] | Raw
+Handler = Callable[[Service, Call[Any]], Awaitable[Reply]]
 
 
 class Endpoint:
