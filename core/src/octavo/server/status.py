@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from octavo import __version__
-from octavo.server.endpoint import Call, Raw, Reply
+from octavo.server.endpoint import Call, Raw
 from octavo.server.errors import not_ready
 from octavo.server.service import Service
 
 
-async def health(service: Service, call: Call) -> Reply:
+class Healthy(msgspec.Struct):
+    """An empty object."""
+
+
+class Version(msgspec.Struct):
+    version: str
+
+
+async def health(service: Service, call: Call[None]) -> Healthy:
     """200 while requests are served; ApiError (503) while shutting down or without an engine."""
     if not service.is_ready:
         raise not_ready("shutting down" if service.draining else "the engine is not running")
-    return {}
+    return Healthy()
 
 
-async def version(service: Service, call: Call) -> Reply:
-    return {"version": __version__}
+async def version(service: Service, call: Call[None]) -> Version:
+    """The version of Octavo."""
+    return Version(__version__)
 
 
-async def metrics(service: Service, call: Call) -> Reply:
+async def metrics(service: Service, call: Call[None]) -> Raw:
     """Prometheus text format."""
     return Raw(service.metrics_text(), "text/plain; version=0.0.4; charset=utf-8")

@@ -18,7 +18,7 @@ from msgspec import UNSET
 from octavo.errors import RequestError
 from octavo.outputs import CompletionOutput, RequestOutput
 from octavo.server.decode import decode_body
-from octavo.server.endpoint import Call, Reply, Stream
+from octavo.server.endpoint import Call, Stream
 from octavo.server.openai.answers import Completion, CompletionChoice, UsageCount
 from octavo.server.openai.logprobs import CompletionLogprobsWriter, TokenNames, prompt_logprobs_json
 from octavo.server.openai.protocol import CompletionBody
@@ -38,7 +38,7 @@ DEFAULT_MAX_TOKENS = 16
 Pieces = AsyncGenerator[CompletionChoice, None]
 
 
-async def create_completion(service: Service, call: Call) -> Reply:
+async def create_completion(service: Service, call: Call[CompletionBody]) -> Completion | Stream[Completion]:
     """Complete prompts. Raises RequestError for a wrong body, ApiError for an unknown model or a full queue."""
     body = decode_body(call.body, CompletionBody)
     model = service.model_name(body.model)
