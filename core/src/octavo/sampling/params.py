@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -11,6 +12,34 @@ from octavo.errors import RequestError
 
 SEED_LIMIT = 2**63
 MAX_BAD_WORDS = 1024
+
+
+class Range(NamedTuple):
+    """Numbers that a parameter may have: [low, high], or (low, high] when `above`; no high is no limit."""
+
+    kind: type[int] | type[float]
+    low: float
+    high: float | None = None
+    above: bool = False
+    optional: bool = False
+
+
+RANGES: Mapping[str, Range] = {
+    "n": Range(int, 1, 16384),
+    "presence_penalty": Range(float, -2.0, 2.0),
+    "frequency_penalty": Range(float, -2.0, 2.0),
+    "repetition_penalty": Range(float, 0.0, above=True),
+    "temperature": Range(float, 0.0),
+    "top_p": Range(float, 0.0, 1.0, above=True),
+    "top_k": Range(int, -1),
+    "min_p": Range(float, 0.0, 1.0),
+    "seed": Range(int, -SEED_LIMIT, SEED_LIMIT - 1, optional=True),
+    "min_tokens": Range(int, 0),
+    "max_tokens": Range(int, 0, optional=True),
+    "logprobs": Range(int, -1, optional=True),
+    "prompt_logprobs": Range(int, -1, optional=True),
+}
+"""What a parameter may be by itself, whatever the others are. The server's API description says the same."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -70,16 +99,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         self._check()
 
     def _check(self) -> None:
-        integer(self.n, "n", low=1, high=16384)
-        number(self.presence_penalty, "presence_penalty", low=-2.0, high=2.0)
-        number(self.frequency_penalty, "frequency_penalty", low=-2.0, high=2.0)
-        number(self.repetition_penalty, "repetition_penalty", low=0.0, above=True)
-        number(self.temperature, "temperature", low=0.0)
-        number(self.top_p, "top_p", low=0.0, high=1.0, above=True)
-        integer(self.top_k, "top_k", low=0)
-        number(self.min_p, "min_p", low=0.0, high=1.0)
-        if self.seed is not None:
-            integer(self.seed, "seed", low=-SEED_LIMIT, high=SEED_LIMIT - 1)
+        for name, limits in RANGES.items():
+            value = getattr(self, name)
+            if value is None and limits.optional:
+                continue
+            if limits.kind is int:
+                integer(value, name, low=limits.low, high=limits.high)
+            else:
+                number(value, name, low=limits.low, high=limits.high, above=limits.above)
         for text in self.stop:
             if not isinstance(text, str) or not text:
                 raise RequestError("stop must hold non-empty strings", field="stop")
@@ -90,17 +117,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 integer(token, name, low=0)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise RequestError("allowed_token_ids must not be empty", field="allowed_token_ids")
-        integer(self.min_tokens, "min_tokens", low=0)
-        if self.max_tokens is not None:
-            integer(self.max_tokens, "max_tokens", low=0)
-            if self.min_tokens > self.max_tokens:
-                raise RequestError(
-                    f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})", field="min_tokens"
-                )
-        for name in ("logprobs", "prompt_logprobs"):
-            value = getattr(self, name)
-            if value is not None:
-                integer(value, name, low=-1)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise RequestError(
+                f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})", field="min_tokens"
+            )
         for token, bias in (self.logit_bias or {}).items():
             integer(token, "logit_bias", low=0)
             number(bias, "logit_bias", low=-100.0, high=100.0)
@@ -126,7 +146,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 raise RequestError(f"{name} exceeds the vocabulary of {vocab_size}", field=name)
 
 
-def integer(value: Any, field: str, *, low: int | None = None, high: int | None = None) -> None:
+def integer(value: Any, field: str, *, low: float | None = None, high: float | None = None) -> None:
     """Raise RequestError unless value is an int (not a bool) in [low, high]."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise RequestError(f"{field} must be an integer, not {value!r}", field=field)
