@@ -162,6 +162,8 @@ class Door:
             return last[1:]
         info = self.info
         params.check_vocab(info.vocab_size)
+        if params.structured_outputs is not None:
+            raise RequestError("structured_outputs are not supported yet", field="structured_outputs")
         if params.min_tokens > info.max_model_len:
             raise RequestError(
                 f"min_tokens is {params.min_tokens}; the model's context is {info.max_model_len} tokens",

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from octavo.errors import RequestError
+from octavo.structured.spec import StructuredOutputs
 
 SEED_LIMIT = 2**63
 MAX_BAD_WORDS = 1024
@@ -56,6 +57,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logprobs: that many top logprobs a token (-1: whole vocabulary); prompt_logprobs: likewise for the prompt.
     logit_bias: token id -> value in [-100, 100]. allowed_token_ids: only these. bad_words: never these texts.
     bad_words_ids: the same as token ids; filled from bad_words by the client.
+    structured_outputs: the shape that the answer must have. structured_after: token ids; the answer is free until
+        they have come in this order (the end of a model's reasoning), and has that shape behind them.
     """
 
     n: int = 1
@@ -78,6 +81,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words: tuple[str, ...] = ()
     bad_words_ids: tuple[tuple[int, ...], ...] = ()
+    structured_outputs: StructuredOutputs | None = None
+    structured_after: tuple[int, ...] = ()
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     detokenize: bool = True
@@ -88,6 +93,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         force(self, "stop", stop)
         force(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        force(self, "structured_after", tuple(self.structured_after or ()))
         force(self, "bad_words", tuple(self.bad_words or ()))
         force(self, "bad_words_ids", tuple(tuple(w) for w in self.bad_words_ids or ()))
         if self.allowed_token_ids is not None:
@@ -112,11 +118,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 raise RequestError("stop must hold non-empty strings", field="stop")
         if self.stop and not self.detokenize:
             raise RequestError("stop strings need detokenize=True", field="stop")
-        for name in ("stop_token_ids", "allowed_token_ids"):
+        for name in ("stop_token_ids", "allowed_token_ids", "structured_after"):
             for token in getattr(self, name) or ():
                 integer(token, name, low=0)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise RequestError("allowed_token_ids must not be empty", field="allowed_token_ids")
+        if not isinstance(self.structured_outputs, StructuredOutputs | None):
+            raise RequestError(
+                f"structured_outputs must be StructuredOutputs, not {type(self.structured_outputs).__name__}",
+                field="structured_outputs",
+            )
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(
                 f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})", field="min_tokens"
@@ -137,7 +148,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     def check_vocab(self, vocab_size: int) -> None:
         """Raise RequestError for token ids that the model does not have."""
-        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias", "structured_after"):
             for token in getattr(self, name) or ():
                 if token >= vocab_size:
                     raise RequestError(f"{name} holds token id {token}, the vocabulary has {vocab_size}", field=name)
