@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -12,14 +10,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from octavo.server import status
+from octavo.server import openapi, status
 from octavo.server.endpoint import Endpoint, Handler, encode_json
 from octavo.server.errors import ApiError
 from octavo.server.middleware import ApiKeys, CountResponses, RequestIds
 from octavo.server.openai import chat, completions, models, tokenize
 from octavo.server.service import Service
 
-ROUTES: Mapping[tuple[str, str], Handler] = {
+ROUTES: dict[tuple[str, str], Handler] = {
     ("POST", "/v1/completions"): completions.create_completion,
     ("POST", "/v1/chat/completions"): chat.create_chat,
     ("GET", "/v1/models"): models.list_models,
@@ -31,6 +29,7 @@ ROUTES: Mapping[tuple[str, str], Handler] = {
     ("GET", "/version"): status.version,
     ("GET", "/metrics"): status.metrics,
 }
+ROUTES["GET", "/openapi.json"] = openapi.serve_document(ROUTES)
 
 
 def create_app(service: Service) -> Starlette:

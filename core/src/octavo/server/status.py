@@ -19,7 +19,7 @@ class Version(msgspec.Struct):
 
 
 async def health(service: Service, call: Call[None]) -> Healthy:
-    """200 while requests are served; ApiError (503) while shutting down or without an engine."""
+    """Whether requests are served. Raises ApiError (503) while shutting down or without an engine."""
     if not service.is_ready:
         raise not_ready("shutting down" if service.draining else "the engine is not running")
     return Healthy()

@@ -14,7 +14,7 @@ from octavo.errors import RequestError
 from octavo.outputs import CompletionOutput, RequestOutput
 from octavo.sampling.params import SamplingParams
 from octavo.server.decode import decode_body
-from octavo.server.endpoint import Call, Reply, Stream
+from octavo.server.endpoint import Call, Stream
 from octavo.server.openai.answers import (
     ChatChoice,
     ChatChunk,
@@ -40,7 +40,7 @@ from octavo.server.service import Outputs, Service
 Pieces = AsyncGenerator[ChatChunk, None]
 
 
-async def create_chat(service: Service, call: Call) -> Reply:
+async def create_chat(service: Service, call: Call[ChatBody]) -> ChatCompletion | Stream[ChatChunk]:
     """Answer a conversation. Raises RequestError for a wrong body, ApiError for an unknown model or a full queue."""
     body = decode_body(call.body, ChatBody)
     model = service.model_name(body.model)

@@ -6,9 +6,21 @@ the decoder cannot tell apart, or features that are refused by name (see `openai
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+
+TOKEN_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+PROMPT = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "array", "items": {"type": "string"}, "minItems": 1},
+        TOKEN_IDS,
+        {"type": "array", "items": TOKEN_IDS, "minItems": 1},
+    ]
+}
+CONVERSATION = [{"role": "user", "content": "How many pages has an octavo?"}]
+Messages = Annotated[list[dict[str, Any]], msgspec.Meta(extra_json_schema={"minItems": 1}, examples=[CONVERSATION])]
 
 
 class StreamOptions(msgspec.Struct):
@@ -67,7 +79,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
 class CompletionBody(SamplingFields, kw_only=True):
     """POST /v1/completions. prompt: text, texts, token ids or lists of them."""
 
-    prompt: Any
+    prompt: Annotated[Any, msgspec.Meta(extra_json_schema=PROMPT, examples=["Once upon a time"])]
     logprobs: int | None = None
     # Refused when set:
     suffix: str | None = None
@@ -77,7 +89,7 @@ class CompletionBody(SamplingFields, kw_only=True):
 class ChatBody(SamplingFields, kw_only=True):
     """POST /v1/chat/completions. max_completion_tokens wins over max_tokens."""
 
-    messages: list[dict[str, Any]]
+    messages: Messages
     logprobs: bool | None = None
     top_logprobs: int | None = None
     max_completion_tokens: int | None = None
@@ -99,7 +111,7 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
     """POST /tokenize: a prompt or messages."""
 
     model: str | None = None
-    prompt: str | None = None
+    prompt: Annotated[str | None, msgspec.Meta(examples=["Once upon a time"])] = None
     messages: list[dict[str, Any]] | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
@@ -114,5 +126,5 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
 class DetokenizeBody(msgspec.Struct, kw_only=True):
     """POST /detokenize."""
 
-    tokens: list[int]
+    tokens: Annotated[list[int], msgspec.Meta(examples=[[40, 41, 42]])]
     model: str | None = None

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
 
 from octavo.errors import RequestError
 from octavo.server.decode import decode_body
-from octavo.server.endpoint import Call, Reply
+from octavo.server.endpoint import Call
 from octavo.server.openai.messages import check_messages, count_characters
 from octavo.server.openai.protocol import DetokenizeBody, TokenizeBody
 from octavo.server.openai.sampling import refuse_unsupported
@@ -16,7 +18,20 @@ from octavo.server.openai.templates import template_options
 from octavo.server.service import INLINE_CHARACTERS, Service
 
 
-async def tokenize(service: Service, call: Call) -> Reply:
+class Tokens(msgspec.Struct):
+    """token_strs: the text of each token, if asked for."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | UnsetType = UNSET
+
+
+class Text(msgspec.Struct):
+    prompt: str
+
+
+async def tokenize(service: Service, call: Call[TokenizeBody]) -> Tokens:
     """Token ids of a prompt or of a rendered conversation. Raises RequestError."""
     body = decode_body(call.body, TokenizeBody)
     service.model_name(body.model)
@@ -31,17 +46,13 @@ async def tokenize(service: Service, call: Call) -> Reply:
         tokens = await service.encode_chat(
             messages, num_characters=count_characters(messages), **template_options(body, service)
         )
-    answer: dict[str, Any] = {
-        "count": len(tokens),
-        "max_model_len": service.info.max_model_len,
-        "tokens": tokens,
-    }
+    answer = Tokens(len(tokens), service.info.max_model_len, tokens)
     if body.return_token_strs:
-        answer["token_strs"] = [service.tokenizer.token_text(token) for token in tokens]
+        answer.token_strs = [service.tokenizer.token_text(token) for token in tokens]
     return answer
 
 
-async def detokenize(service: Service, call: Call) -> Reply:
+async def detokenize(service: Service, call: Call[DetokenizeBody]) -> Text:
     """The text of token ids, special tokens included. Raises RequestError for an id that does not exist."""
     body = decode_body(call.body, DetokenizeBody)
     service.model_name(body.model)
@@ -50,4 +61,4 @@ async def detokenize(service: Service, call: Call) -> Reply:
         if not 0 <= token < tokenizer.vocab_size:
             raise RequestError(f"tokens holds {token}; ids go from 0 to {tokenizer.vocab_size - 1}", field="tokens")
     work = partial(tokenizer.decode, body.tokens, skip_special_tokens=False)
-    return {"prompt": work() if len(body.tokens) <= INLINE_CHARACTERS else await asyncio.to_thread(work)}
+    return Text(work() if len(body.tokens) <= INLINE_CHARACTERS else await asyncio.to_thread(work))
