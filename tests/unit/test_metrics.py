@@ -10,7 +10,7 @@ from octavo.engine.info import ModelInfo
 from octavo.engine.messages import Stats
 from octavo.errors import EngineError, RequestError
 from octavo.metrics import COUNTERS, GAUGES, EngineMetrics, TokenHistogram, token_buckets
-from octavo.outputs import CompletionOutput, RequestOutput
+from octavo.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from octavo.sampling.params import SamplingParams
 
 INFO = ModelInfo(model="m", served_names=("shown", "alias"), max_model_len=64, vocab_size=100)
@@ -82,6 +82,36 @@ def test_a_request_is_counted_once_in_each_histogram() -> None:
     assert value(metrics, "request_params_max_tokens_sum") == 9
     assert value(metrics, "request_success_total", finished_reason="length") == 1
     assert value(metrics, "request_success_total", finished_reason="stop") == 0
+
+
+def test_the_times_of_a_request_follow_its_way_through_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter((100.0, 105.0, 112.0))
+    monkeypatch.setattr("octavo.metrics.time.monotonic", lambda: next(clock))
+    metrics = EngineMetrics(INFO)
+    request = arrived(metrics)
+    request.admitted_at, request.num_cached_tokens = 102.0, 1
+    answer = request.answers[0]
+    for tokens, reason in (([8], None), ([9], "length")):
+        answer.num_tokens += len(tokens)
+        request.ended = reason is not None
+        item = RequestOutput("r", None, [5, 6, 7], [CompletionOutput(0, "", tokens, finish_reason=reason)])
+        metrics.on_item(request, item)
+    assert item.metrics == RequestMetrics(total=12.0, queue=2.0, prefill=3.0, decode=7.0, first_token=5.0)
+    for name, expected in (("queue", 2.0), ("prefill", 3.0), ("decode", 7.0), ("inference", 10.0)):
+        assert value(metrics, f"request_{name}_time_seconds_sum") == expected
+    assert value(metrics, "request_prefill_kv_computed_tokens_sum") == 2
+    assert value(metrics, "request_max_num_generation_tokens_sum") == 2
+
+
+def test_a_request_that_never_ran_has_no_time_but_its_total() -> None:
+    metrics = EngineMetrics(INFO)
+    request = arrived(metrics)
+    request.ended = True
+    item = RequestOutput("r", None, [5], [CompletionOutput(0, "", [], finish_reason="abort")], True)
+    metrics.on_item(request, item)
+    assert item.metrics is not None
+    assert (item.metrics.queue, item.metrics.prefill, item.metrics.decode) == (None, None, None)
+    assert value(metrics, "request_queue_time_seconds_count") == 0
 
 
 def test_failed_answers_are_errors_and_wrong_requests_are_not() -> None:

@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
@@ -21,12 +21,12 @@ from prometheus_client.utils import floatToGoString
 from octavo.engine.info import ModelInfo
 from octavo.engine.messages import Stats
 from octavo.errors import RequestError
-from octavo.outputs import RequestOutput
+from octavo.metrics_alias import PREFIX, exposition
+from octavo.outputs import RequestMetrics, RequestOutput
 
 if TYPE_CHECKING:
     from octavo.engine.frontend import Request
 
-PREFIX = "octavo:"
 LABELS = ("model_name", "engine")
 
 FIRST_TOKEN_S = (
@@ -72,6 +72,15 @@ COUNTERS = {
 }
 """Metric -> field of `Stats`, help. Counters are exposed with `_total`."""
 
+WAITING = "Sequences that wait, by what for: capacity is a place in the batch or KV memory."
+
+TIMES = {
+    "queue": "Arrival to the first place in the batch.",
+    "prefill": "First place in the batch to first token.",
+    "decode": "First token to last token.",
+    "inference": "First place in the batch to last token.",
+}
+
 
 class StatsCollector(Collector):
     """Reads `owner.stats` when scraped: the engine's counters pass through unchanged."""
@@ -89,6 +98,13 @@ class StatsCollector(Collector):
             counter = CounterMetricFamily(PREFIX + name, text, labels=LABELS)
             counter.add_metric(labels, getattr(stats, field))
             yield counter
+        waiting = GaugeMetricFamily(PREFIX + "num_requests_waiting_by_reason", WAITING, labels=(*LABELS, "reason"))
+        waiting.add_metric((*labels, "capacity"), stats.waiting)
+        yield waiting
+        size = {"block_size": str(self._owner.info.block_size), "num_kv_blocks": str(self._owner.info.num_kv_blocks)}
+        config = GaugeMetricFamily(PREFIX + "cache_config_info", "Size of the KV cache.", labels=(*LABELS, *size))
+        config.add_metric((*labels, *size.values()), 1)
+        yield config
 
 
 class TokenHistogram(Collector):
@@ -118,6 +134,7 @@ class EngineMetrics:
 
     def __init__(self, info: ModelInfo, *, engine: str = "0") -> None:
         self.stats = Stats()
+        self.info = info
         self.label_values = (info.served_names[0] if info.served_names else info.model, engine)
         self.registry = CollectorRegistry()
         self.registry.register(StatsCollector(self))
@@ -137,6 +154,15 @@ class EngineMetrics:
         )
         self._max_tokens = self._histogram("request_params_max_tokens", "max_tokens of a request, resolved.", lengths)
         self._n = self._histogram("request_params_n", "Answers asked for.", ANSWERS)
+        self._computed = self._histogram(
+            "request_prefill_kv_computed_tokens", "Prompt tokens that the prefix cache did not have.", lengths
+        )
+        self._longest = self._histogram(
+            "request_max_num_generation_tokens", "Tokens of a request's longest answer.", lengths
+        )
+        self._times = {
+            name: self._histogram(f"request_{name}_time_seconds", text, REQUEST_S) for name, text in TIMES.items()
+        }
         self._success = Counter(
             PREFIX + "request_success",
             "Answers that ended, by reason.",
@@ -173,23 +199,51 @@ class EngineMetrics:
             num_open = sum(not answer.finished for answer in request.answers)
             self._success.labels(*self.label_values, "error").inc(num_open)
         if request.ended:
-            self._on_end(request, now)
+            metrics = self._on_end(request, now)
+            if isinstance(item, RequestOutput):
+                item.metrics = metrics
 
     def render(self) -> bytes:
         """The text that Prometheus scrapes."""
-        return generate_latest(self.registry)
+        return exposition(self.registry.collect())
 
-    def _on_end(self, request: Request, now: float) -> None:
+    def _on_end(self, request: Request, now: float) -> RequestMetrics:
         self._request.observe(now - request.arrived_at)
         num_tokens = sum(answer.num_tokens for answer in request.answers)
         self._generation_tokens.observe(num_tokens)
+        self._longest.observe(max(answer.num_tokens for answer in request.answers))
+        self._computed.observe(len(request.prepared.token_ids) - request.num_cached_tokens)
         num_later = num_tokens - len(request.answers)
         if request.first_token_at is not None and num_later > 0:
             self._per_token.observe((now - request.first_token_at) * len(request.answers) / num_later)
+        times = times_of(request, now)
+        for name, histogram in self._times.items():
+            value = getattr(times, name) if name != "inference" else inference_of(times)
+            if value is not None:
+                histogram.observe(value)
+        return times
 
     def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
         metric = Histogram(PREFIX + name, text, LABELS, buckets=buckets, registry=self.registry)
         return metric.labels(*self.label_values)
+
+
+def times_of(request: Request, now: float) -> RequestMetrics:
+    """Where the time of a request that has just ended went."""
+    arrived, admitted, first = request.arrived_at, request.admitted_at, request.first_token_at
+    last = max(answer.last_token_at for answer in request.answers)
+    return RequestMetrics(
+        total=now - arrived,
+        queue=None if admitted is None else max(admitted - arrived, 0.0),
+        prefill=None if admitted is None or first is None else max(first - admitted, 0.0),
+        decode=None if first is None else last - first,
+        first_token=None if first is None else first - arrived,
+    )
+
+
+def inference_of(times: RequestMetrics) -> float | None:
+    """Seconds between a request's first place in the batch and its last token."""
+    return None if times.prefill is None or times.decode is None else times.prefill + times.decode
 
 
 def token_buckets(longest: int) -> list[float]:

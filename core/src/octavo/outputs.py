@@ -35,9 +35,25 @@ class CompletionOutput:
         return self.finish_reason is not None
 
 
+@dataclass(frozen=True)
+class RequestMetrics:
+    """Where a request's time went, in seconds. None: it did not get so far.
+
+    queue: arrival to its first place in the batch. prefill: from there to the first token. decode: from there to the
+    last. first_token: arrival to first token. total: arrival to end.
+    """
+
+    total: float
+    queue: float | None = None
+    prefill: float | None = None
+    decode: float | None = None
+    first_token: float | None = None
+
+
 @dataclass
 class RequestOutput:
-    """A prompt and its answers. prompt_logprobs: per prompt token (the first is None), if asked for.
+    """A prompt and its answers. prompt_logprobs: per prompt token (the first is None), if asked for. metrics: of a
+    server's finished request, else None.
 
     A stream yields these as deltas: `outputs` then holds only what is new since the last one.
     """
@@ -49,6 +65,7 @@ class RequestOutput:
     finished: bool = False
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     num_cached_tokens: int = 0
+    metrics: RequestMetrics | None = None
 
 
 class OutputMerger:
@@ -66,6 +83,7 @@ class OutputMerger:
         whole = self._whole
         whole.finished = delta.finished
         whole.num_cached_tokens = delta.num_cached_tokens
+        whole.metrics = delta.metrics
         if delta.prompt_logprobs is not None:
             whole.prompt_logprobs = delta.prompt_logprobs
         for new in delta.outputs:

@@ -12,6 +12,7 @@ from octavo.bench.workload import check_dataset, make_work
 from octavo.cli.bench_options import COUNT, NATURAL, output_options, workload_options
 from octavo.cli.bench_report import counter, environment, seconds, show
 from octavo.cli.bench_serve import serve
+from octavo.cli.config_file import ConfigurableCommand
 from octavo.cli.options import config_from, engine_options
 from octavo.cli.table import columns
 from octavo.errors import ConfigError
@@ -33,7 +34,7 @@ def bench() -> None:
 bench.add_command(serve)
 
 
-@bench.command()
+@bench.command(cls=ConfigurableCommand)
 @click.option("--input-len", type=COUNT, default=32, show_default=True, help="Tokens of a prompt.")
 @click.option("--output-len", type=COUNT, default=128, show_default=True, help="Tokens of an answer.")
 @click.option("--batch-size", type=COUNT, default=8, show_default=True, help="Requests at once.")
@@ -84,7 +85,7 @@ def latency(
     show(facts | figures, columns(("LATENCY", "VALUE"), rows), output_json=output_json, as_json=as_json)
 
 
-@bench.command()
+@bench.command(cls=ConfigurableCommand)
 @workload_options
 @click.option("--num-warmups", type=NATURAL, default=8, show_default=True, help="Short requests before the clock runs.")
 @no_detokenize

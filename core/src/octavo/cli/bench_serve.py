@@ -14,6 +14,7 @@ import click
 from octavo.bench.workload import WARMUP_LENGTHS, WARMUP_SEED, Work, make_work
 from octavo.cli.bench_options import COUNT, NATURAL, output_options, workload_options
 from octavo.cli.bench_report import counter, environment, milliseconds, seconds, show
+from octavo.cli.config_file import ConfigurableCommand
 from octavo.cli.table import columns
 from octavo.errors import EngineError
 
@@ -24,7 +25,7 @@ BUSY_CLIENT = 0.8
 """Above this share of one CPU the load generator itself may be what is measured."""
 
 
-@click.command()
+@click.command(cls=ConfigurableCommand)
 @click.option("--base-url", default="http://127.0.0.1:8000", show_default=True, help="Where the server listens.")
 @click.option("--model", help="Name of the model; the first one that the server lists if left out.")
 @click.option(

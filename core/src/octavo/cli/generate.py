@@ -8,13 +8,14 @@ from typing import Any
 import click
 import msgspec
 
+from octavo.cli.config_file import ConfigurableCommand
 from octavo.cli.options import config_from, engine_options
 from octavo.cli.sampling import sampling_options, take_sampling, with_defaults
 from octavo.llm import LLM
 from octavo.outputs import RequestOutput
 
 
-@click.command()
+@click.command(cls=ConfigurableCommand)
 @click.option(
     "-p", "--prompt", "prompts", multiple=True, help="Text to complete; standard input if left out. Repeatable."
 )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from octavo.cli.config_file import ConfigurableCommand
 from octavo.cli.options import Size, config_from, engine_options
 from octavo.server.options import ServerOptions
 
@@ -33,6 +34,7 @@ FLAGS: tuple[tuple[str, Any, str], ...] = (
     ("cors_methods", str, "Method that browsers may use. Repeat for several."),
     ("cors_headers", str, "Request header that browsers may send. Repeat for several."),
     ("cors_credentials", bool, "Let browsers send cookies and keys across origins."),
+    ("metrics_alias", click.Choice(("vllm",)), "Show every metric also under the names that vLLM's dashboards query."),
     ("log_level", click.Choice(("debug", "info", "warning", "error")), "How much is logged."),
     ("access_log", bool, "Log a line per HTTP request."),
 )
@@ -68,14 +70,15 @@ DEFAULTS = {
 }  # --max-queue is an engine flag
 
 
-@click.command()
+@click.command(cls=ConfigurableCommand)
 @server_options
 @engine_options
 @click.pass_context
 def serve(ctx: click.Context, /, **flags: Any) -> None:
     """Serve MODEL over HTTP, OpenAI-compatible.
 
-    Every flag can also be given as an environment variable: --max-model-len is OCTAVO_MAX_MODEL_LEN.
+    Every flag can also be given as an environment variable (--max-model-len is OCTAVO_MAX_MODEL_LEN) or in the
+    file of --config.
     """
     chosen = {name: flags.pop(name) for name in DEFAULTS}
     config = config_from(flags)

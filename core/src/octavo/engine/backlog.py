@@ -87,6 +87,7 @@ def _join(run: list[Deltas]) -> list[Deltas]:
             finish=np.frombuffer(b"".join([one.finish for one in run]), np.int8)[last].tobytes(),
             cached=int32(b"".join([one.cached for one in run]))[last].tobytes(),
             tokens=tokens[np.repeat(places, lengths) + np.arange(len(tokens))].tobytes(),
+            admitted=tuple(entry for one in run for entry in one.admitted),
             stats=run[-1].stats,
         )
     ]
@@ -108,4 +109,5 @@ def _cut(message: Deltas, portion: int) -> Iterator[Deltas]:
             finish=message.finish[at:to],
             cached=message.cached[4 * at : 4 * to],
             tokens=message.tokens[4 * ends[at] : 4 * ends[to]],
+            admitted=() if at else message.admitted,
         )

@@ -46,6 +46,7 @@ class Request:
         self._num_open = len(answers)
         self.num_cached_tokens = 0
         self.arrived_at = 0.0
+        self.admitted_at: float | None = None
         self.first_token_at: float | None = None
         self._first = first
         self._held: list[CompletionOutput] = []
@@ -160,6 +161,9 @@ class Frontend:
         stopped: list[int] = []
         dropped: list[int] = []
         touched: dict[Request, list[CompletionOutput]] = {}
+        for handle, when in deltas.admitted:
+            if handle in live and live[handle][0].admitted_at is None:
+                live[handle][0].admitted_at = when
         for failure in deltas.failures:
             if failure.handle in self._live:
                 request = self._live.pop(failure.handle)[0]

@@ -104,7 +104,11 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
 
 class Deltas(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """What one step gave one client. m sequences: handles int64 [m], counts int32 [m], finish int8 [m],
-    cached int32 [m] (prompt tokens served by the prefix cache), tokens int32 [sum of counts]."""
+    cached int32 [m] (prompt tokens served by the prefix cache), tokens int32 [sum of counts].
+
+    admitted: (handle, when) of sequences that got their first place in the batch, on the clock `time.monotonic`, which
+    the processes of a machine share.
+    """
 
     step: int
     handles: bytes = b""
@@ -114,6 +118,7 @@ class Deltas(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     tokens: bytes = b""
     logprobs: tuple[LogprobBlock, ...] = ()
     failures: tuple[Failure, ...] = ()
+    admitted: tuple[tuple[int, float], ...] = ()
     stats: Stats = Stats()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -44,6 +45,7 @@ class Outbox:
     def __init__(self) -> None:
         self._letters: defaultdict[int, _Letter] = defaultdict(_Letter)
         self._progress: list[Progress] = []
+        self._admitted: defaultdict[int, list[tuple[int, float]]] = defaultdict(list)
 
     def __bool__(self) -> bool:
         return bool(self._letters or self._progress)
@@ -61,6 +63,10 @@ class Outbox:
     def logprobs(self, client: int, block: LogprobBlock) -> None:
         self._letters[client].logprobs.append(block)
 
+    def admitted(self, client: int, handle: int, when: float) -> None:
+        """A sequence got its first place in the batch. No news by itself: it goes with the client's next message."""
+        self._admitted[client].append((handle, when))
+
     def publish(self, step: int, stats: Stats) -> dict[int, Deltas]:
         """Client -> its message; the outbox is empty afterwards."""
         parts: dict[int, list[Progress]] = {}
@@ -71,14 +77,18 @@ class Outbox:
             for client in np.unique(progress.clients).tolist():
                 parts.setdefault(client, []).append(_only(progress, client))
         self._progress = []
-        if not self._letters:
-            return {client: _deltas(step, stats, mine, _EMPTY) for client, mine in parts.items()}
-        letters, self._letters = self._letters, defaultdict(_Letter)
+        letters: dict[int, _Letter] = {}
+        if self._letters:
+            letters, self._letters = self._letters, defaultdict(_Letter)
         for client, letter in letters.items():
             mine = parts.setdefault(client, [])
             if letter.ended:
                 mine.append(_without_tokens(client, letter.ended))
-        return {client: _deltas(step, stats, mine, letters.get(client, _EMPTY)) for client, mine in parts.items()}
+        take = self._admitted.pop
+        return {
+            client: _deltas(step, stats, mine, letters.get(client, _EMPTY), take(client, ()))
+            for client, mine in parts.items()
+        }
 
 
 def _only(progress: Progress, client: int) -> Progress:
@@ -106,7 +116,9 @@ def _without_tokens(client: int, ended: list[tuple[int, Finish, int]]) -> Progre
     )
 
 
-def _deltas(step: int, stats: Stats, parts: list[Progress], letter: _Letter) -> Deltas:
+def _deltas(
+    step: int, stats: Stats, parts: list[Progress], letter: _Letter, admitted: Iterable[tuple[int, float]]
+) -> Deltas:
     whole = _join(parts)
     return Deltas(
         step=step,
@@ -117,6 +129,7 @@ def _deltas(step: int, stats: Stats, parts: list[Progress], letter: _Letter) -> 
         tokens=whole.tokens.tobytes(),
         logprobs=tuple(letter.logprobs),
         failures=tuple(letter.failures),
+        admitted=tuple(admitted),
         stats=stats,
     )
 

@@ -10,6 +10,7 @@ That is only done with no step in flight, when every token is known; `schedule` 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
@@ -206,6 +207,7 @@ class Scheduler:
             end = match.length + count
             room.take(count, context=end)
             if not seq.started:
+                self.outbox.admitted(seq.submit.client, seq.submit.handle, time.monotonic())
                 self._prompt_tokens += len(seq.prompt)
                 if roster.kv.caching and seq.uses_cache:
                     self._prefix_queries += len(seq.prompt)

@@ -18,6 +18,7 @@ class ServerOptions:
     max_queue: requests that may wait for a place in the batch; None is no limit.
     shutdown_timeout: seconds that running requests get to finish after SIGTERM.
     restart_engine: start a new engine when it dies, instead of exiting.
+    metrics_alias: show all metrics also under the names of another server ("vllm").
     trust_request_chat_template: requests may bring their own template (it runs sandboxed, but can be slow).
     """
 
@@ -36,6 +37,7 @@ class ServerOptions:
     cors_methods: tuple[str, ...] = ("*",)
     cors_headers: tuple[str, ...] = ("*",)
     cors_credentials: bool = False
+    metrics_alias: str | None = None
     log_level: str = "info"
     access_log: bool = False
 

@@ -13,9 +13,10 @@ from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from prometheus_client import CollectorRegistry, Counter, generate_latest
+from prometheus_client import CollectorRegistry, Counter
 
 from octavo.errors import EngineDeadError, RequestError, RequestTooLargeError
+from octavo.metrics_alias import exposition
 from octavo.outputs import RequestOutput
 from octavo.sampling.params import SamplingParams
 from octavo.server.errors import queue_full, shutting_down, unknown_model
@@ -94,7 +95,8 @@ class Service:
 
     def metrics_text(self) -> bytes:
         """All metrics, the engine's and the door's, in Prometheus' text format."""
-        return self.client.metrics.render() + generate_latest(self.registry)
+        families = [*self.client.metrics.registry.collect(), *self.registry.collect()]
+        return exposition(families, alias=self.options.metrics_alias)
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of a text, of any length, without holding up the event loop."""
