@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from octavo.server import openapi, status
-from octavo.server.endpoint import Endpoint, Handler, encode_json
+from octavo.server.endpoint import Endpoint, Handler, encode_json, error_body
 from octavo.server.errors import ApiError
 from octavo.server.middleware import ApiKeys, CountResponses, RequestIds
 from octavo.server.openai import chat, completions, models, tokenize
@@ -67,7 +67,6 @@ async def http_error(request: Request, error: Exception) -> Response:
         404: f"there is no route {request.url.path}",
         405: f"{request.url.path} does not take {request.method}",
     }.get(error.status_code, error.detail)
-    body = ApiError(
-        error.status_code, message, code={404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
-    ).body
+    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
+    body = error_body(ApiError(error.status_code, message, code=code), request.scope)
     return Response(encode_json(body), error.status_code, headers=error.headers, media_type="application/json")

@@ -39,10 +39,23 @@ def decode_body(data: bytes, kind: type[Body]) -> Body:
     return body
 
 
-def _wrong_type(message: str) -> RequestError:
+def decode_part(value: Any, kind: Any, place: str) -> Any:
+    """A `kind` from a part of a body whose JSON was decoded before. place: where it is, such as "messages[2]".
+
+    For lists of things that are told apart by their fields: decoded with the body, an error could not say which item
+    is wrong. Raises RequestError naming the field.
+    """
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise _wrong_type(str(error), place) from None
+
+
+def _wrong_type(message: str, place: str = "") -> RequestError:
     missing = _MISSING.search(message)
     path = _PATH.search(message)
-    field = path.group(1) if path else ""
+    inner = path.group(1) if path else ""
+    field = f"{place}.{inner}" if place and inner and not inner.startswith("[") else place + inner
     if missing:
         name = f"{field}.{missing.group(1)}" if field else missing.group(1)
         return RequestError(f"{name} is required", field=name)

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import msgspec
+from starlette.datastructures import QueryParams
 from starlette.types import Receive, Scope, Send
 
 from octavo.server.errors import ApiError, as_api_error, body_too_large
@@ -27,18 +29,24 @@ Chunk = TypeVar("Chunk", bound=msgspec.Struct)
 
 @dataclass(frozen=True)
 class Call(Generic[Body]):
-    """What a handler sees of the HTTP request, whose body holds a `Body` in JSON."""
+    """What a handler sees of the HTTP request, whose body holds a `Body` in JSON.
+
+    owner: stands for the API key that opened the door, without telling it; "" where no keys are asked for.
+    """
 
     body: bytes
     request_id: str
     path: Mapping[str, str]
+    query: Mapping[str, str] = field(default_factory=dict)
+    owner: str = ""
 
 
 @dataclass(frozen=True)
 class Stream(Generic[Chunk]):
-    """Reply with server-sent events, one per chunk."""
+    """Reply with server-sent events, one per chunk. named: typed events instead of `data:` lines alone, see `sse`."""
 
     chunks: AsyncGenerator[Chunk, None]
+    named: bool = False
 
 
 @dataclass(frozen=True)
@@ -64,12 +72,16 @@ class Endpoint:
         try:
             body = await read_body(scope, receive, limit=self.service.options.max_body_bytes)
         except ApiError as error:
-            await send_error(send, error)
+            await send_error(send, error, scope)
             return
         if body is None:
             return
-        call = Call(body, scope["state"]["request_id"], scope.get("path_params", {}))
-        work = asyncio.create_task(self.answer(call, send))
+        state = scope["state"]
+        query = QueryParams(scope.get("query_string", b""))
+        call: Call[Any] = Call(
+            body, state["request_id"], scope.get("path_params", {}), query, owner=state.get("owner", "")
+        )
+        work = asyncio.create_task(self.answer(call, scope, send))
         gone = asyncio.create_task(disconnected(receive))
         try:
             await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
@@ -78,17 +90,17 @@ class Endpoint:
             gone.cancel()
             await asyncio.gather(work, gone, return_exceptions=True)
 
-    async def answer(self, call: Call, send: Send) -> None:
+    async def answer(self, call: Call[Any], scope: Scope, send: Send) -> None:
         try:
             reply = await self.handler(self.service, call)
             if isinstance(reply, Stream):
-                await send_events(send, reply.chunks)
+                await send_events(send, reply.chunks, named=reply.named, error_body=partial(error_body, scope=scope))
             elif isinstance(reply, Raw):
                 await send_bytes(send, 200, reply.data, content_type=reply.content_type)
             else:
                 await send_bytes(send, 200, encode_json(reply))
         except Exception as error:
-            await send_error(send, as_api_error(error))
+            await send_error(send, as_api_error(error), scope)
 
 
 async def read_body(scope: Scope, receive: Receive, *, limit: int) -> bytes | None:
@@ -131,6 +143,17 @@ async def send_bytes(
     await send({"type": "http.response.body", "body": data})
 
 
-async def send_error(send: Send, error: ApiError) -> None:
-    """Send an error in the one shape that all errors have."""
-    await send_bytes(send, error.status, encode_json(error.body), headers=error.headers)
+async def send_error(send: Send, error: ApiError, scope: Scope) -> None:
+    """Send an error in the shape of the API that was called."""
+    await send_bytes(send, error.status, encode_json(error_body(error, scope)), headers=error.headers)
+
+
+def error_body(error: ApiError, scope: Scope) -> msgspec.Struct:
+    """The body of an error of the request."""
+    return error.body_for(path_of(scope), scope.get("state", {}).get("request_id"))
+
+
+def path_of(scope: Scope) -> str:
+    """The path of a request, without the prefix that a proxy strips (--root-path)."""
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", "").rstrip("/"))

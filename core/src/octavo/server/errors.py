@@ -1,6 +1,7 @@
-"""Every error a client of the server can get, in one shape:
+"""Every error a client of the server can get, in the shape of the API that it called:
 
-    {"error": {"message": ..., "type": ..., "param": ..., "code": ...}}
+    {"error": {"message": ..., "type": ..., "param": ..., "code": ...}}                   OpenAI's, everywhere but on
+    {"type": "error", "error": {"type": ..., "message": ...}, "request_id": ...}          paths of ANTHROPIC_PATH
 
 `type` says whose fault it is, `param` names the field, `code` is stable and made for programs.
 """
@@ -17,6 +18,17 @@ from octavo.errors import EngineDeadError, EngineError, RequestError, RequestToo
 log = logging.getLogger("octavo.server")
 
 RETRY_AFTER = {"retry-after": "1"}
+ANTHROPIC_PATH = "/v1/messages"
+ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    529: "overloaded_error",
+}
+"""Status -> Anthropic's `type`. Other statuses below 500 are an "invalid_request_error", the rest an "api_error"."""
 
 
 class ErrorFields(msgspec.Struct, frozen=True):
@@ -28,6 +40,18 @@ class ErrorFields(msgspec.Struct, frozen=True):
 
 class ErrorBody(msgspec.Struct, frozen=True):
     error: ErrorFields
+
+
+class AnthropicErrorFields(msgspec.Struct, frozen=True):
+    type: str
+    message: str
+
+
+class AnthropicErrorBody(msgspec.Struct, frozen=True, tag_field="type", tag="error"):
+    """A body, and an event of a stream too."""
+
+    error: AnthropicErrorFields
+    request_id: str | None
 
 
 class ApiError(Exception):
@@ -48,6 +72,13 @@ class ApiError(Exception):
         self.headers = dict(headers or {})
         self.body = ErrorBody(ErrorFields(message, kind, param, code))
 
+    def body_for(self, path: str, request_id: str | None) -> ErrorBody | AnthropicErrorBody:
+        """The body in the shape of the API that `path` belongs to."""
+        if path != ANTHROPIC_PATH and not path.startswith(ANTHROPIC_PATH + "/"):
+            return self.body
+        kind = ANTHROPIC_TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
+        return AnthropicErrorBody(AnthropicErrorFields(kind, self.body.error.message), request_id)
+
 
 def unknown_model(name: str, served: tuple[str, ...]) -> ApiError:
     message = f"the model {name!r} does not exist; this server has: {', '.join(served)}"
@@ -55,7 +86,7 @@ def unknown_model(name: str, served: tuple[str, ...]) -> ApiError:
 
 
 def unauthorized() -> ApiError:
-    message = "send a valid key as `Authorization: Bearer KEY`"
+    message = "send a valid key as `Authorization: Bearer KEY` or `x-api-key: KEY`"
     headers = {"www-authenticate": "Bearer"}
     return ApiError(401, message, kind="authentication_error", code="invalid_api_key", headers=headers)
 
@@ -78,6 +109,17 @@ def not_ready(reason: str) -> ApiError:
 def shutting_down() -> ApiError:
     headers = {**RETRY_AFTER, "connection": "close"}
     return ApiError(503, "the server is shutting down", kind="server_error", code="shutting_down", headers=headers)
+
+
+def aborted() -> ApiError:
+    """For answers in protocols that have no finish reason for it."""
+    message = "the answer was aborted before it was complete"
+    return ApiError(503, message, kind="server_error", code="aborted", headers=RETRY_AFTER)
+
+
+def store_failed(reason: str) -> ApiError:
+    message = f"the response store failed ({reason}); requests with store=false do not need it"
+    return ApiError(500, message, kind="server_error", code="response_store_failed")
 
 
 def unsupported(field: str, hint: str = "") -> RequestError:

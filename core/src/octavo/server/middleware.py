@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import uuid
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ from collections.abc import Sequence
 from prometheus_client import Counter
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from octavo.server.endpoint import send_error
+from octavo.server.endpoint import path_of, send_error
 from octavo.server.errors import unauthorized
 
 MAX_ID_LENGTH = 128
@@ -35,7 +36,9 @@ class RequestIds:
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+                # OpenAI's clients read the first name, Anthropic's the second.
+                ids = [(name, request_id.encode()) for name in (b"x-request-id", b"request-id")]
+                message["headers"] = [*message["headers"], *ids]
             await send(message)
 
         await self.app(scope, receive, send_with_id)
@@ -59,27 +62,31 @@ class CountResponses:
 
 
 class ApiKeys:
-    """Ask for a bearer key on every path but /health."""
+    """Ask for a key on every path but /health: as a bearer token, or as `x-api-key`, which Anthropic's clients send.
+
+    `state["owner"]` of a request then tells keys apart without holding one.
+    """
 
     def __init__(self, app: ASGIApp, *, keys: Sequence[str]) -> None:
         self.app = app
-        self.keys = [key.encode() for key in keys]
+        self.owners = {key.encode(): hashlib.sha256(key.encode()).hexdigest()[:32] for key in keys}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or self.is_open(scope) or self.allows(header(scope, b"authorization")):
-            await self.app(scope, receive, send)
-        else:
-            await send_error(send, unauthorized())
+        if scope["type"] == "http" and path_of(scope) not in OPEN_PATHS:
+            owner = self.owner(header(scope, b"authorization"), header(scope, b"x-api-key"))
+            if owner is None:
+                await send_error(send, unauthorized(), scope)
+                return
+            scope.setdefault("state", {})["owner"] = owner
+        await self.app(scope, receive, send)
 
-    def is_open(self, scope: Scope) -> bool:
-        path = scope["path"].removeprefix(scope.get("root_path", "").rstrip("/"))
-        return path in OPEN_PATHS
-
-    def allows(self, authorization: bytes) -> bool:
+    def owner(self, authorization: bytes, api_key: bytes) -> str | None:
+        """Whose request it is, or None if it has no valid key. Either header will do."""
         scheme, _, token = authorization.partition(b" ")
+        given = [api_key, token.strip() if scheme.lower() == b"bearer" else b""]
         # All keys are compared, each in constant time: the time tells nothing about any of them.
-        matches = [hmac.compare_digest(token.strip(), key) for key in self.keys]
-        return scheme.lower() == b"bearer" and any(matches)
+        matches = [owner for key, owner in self.owners.items() for secret in given if hmac.compare_digest(secret, key)]
+        return matches[0] if matches else None
 
 
 def header(scope: Scope, name: bytes) -> bytes:

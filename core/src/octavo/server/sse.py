@@ -1,18 +1,19 @@
 """Server-sent events: `data: JSON` per chunk, then `data: [DONE]`.
 
+APIs of typed events have them named instead: `event: TYPE` before each `data: JSON`, and nothing behind the last.
 Nothing is sent before the first chunk is there, so that a request refused by the engine gets its proper status.
-An error after that goes out as `data: {"error": ...}` and ends the stream without [DONE]: never a silent cut.
+An error after that goes out as an event with the error's body and ends the stream without [DONE]: never a silent cut.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 import msgspec
 from starlette.types import Send
 
-from octavo.server.errors import as_api_error
+from octavo.server.errors import ApiError, as_api_error
 
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -29,25 +30,33 @@ LINE_BREAKS = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2
 lines all the same (Python's `str.splitlines` does), and their escapes. They can stand in strings only."""
 
 
-def event(chunk: msgspec.Struct) -> bytes:
-    """One event. Its data are one line by anybody's rules."""
+def event(chunk: msgspec.Struct, *, named: bool = False) -> bytes:
+    """One event. Its data are one line by anybody's rules. named: its name is the tag of the chunk's type."""
     data = _encode(chunk)
     if not data.isascii():
         for raw, escape in LINE_BREAKS:
             data = data.replace(raw, escape)
+    if named and (name := chunk.__struct_config__.tag):
+        return b"event: " + str(name).encode() + b"\ndata: " + data + b"\n\n"
     return b"data: " + data + b"\n\n"
 
 
-async def send_events(send: Send, chunks: AsyncGenerator[msgspec.Struct, None]) -> None:
+async def send_events(
+    send: Send,
+    chunks: AsyncGenerator[msgspec.Struct, None],
+    *,
+    named: bool = False,
+    error_body: Callable[[ApiError], msgspec.Struct],
+) -> None:
     """Send chunks as they come. Raises what the first chunk raises; later errors become an event."""
     async with aclosing(chunks):
         first = await anext(chunks)
         await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
-        await send({"type": "http.response.body", "body": event(first), "more_body": True})
+        await send({"type": "http.response.body", "body": event(first, named=named), "more_body": True})
         try:
             async for chunk in chunks:
-                await send({"type": "http.response.body", "body": event(chunk), "more_body": True})
-            last = DONE
+                await send({"type": "http.response.body", "body": event(chunk, named=named), "more_body": True})
+            last = b"" if named else DONE
         except Exception as error:
-            last = event(as_api_error(error).body)
+            last = event(error_body(as_api_error(error)), named=named)
         await send({"type": "http.response.body", "body": last, "more_body": False})
