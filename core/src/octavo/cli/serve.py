@@ -24,6 +24,7 @@ FLAGS: tuple[tuple[str, Any, str], ...] = (
     ("port", click.IntRange(0, 65535), "Port to listen on; 0 takes a free one."),
     ("uds", str, "Listen on this Unix socket instead of a port."),
     ("root_path", str, "Path prefix that a proxy in front strips."),
+    ("grpc_port", click.IntRange(0, 65535), "Serve gRPC on this port as well; 0 takes a free one."),
     ("api_keys", str, "Key that requests must send as a bearer token. Repeat for several."),
     ("max_logprobs", click.IntRange(-1), "Most logprobs per token that a request may ask for; -1 is no limit."),
     ("max_body_bytes", Size(), "Largest request body (4M = 4 MiB)."),
@@ -99,6 +100,8 @@ def announce(service: Service, url: str) -> None:
     name = info.served_names[0]
     key = " -H 'Authorization: Bearer KEY'" if service.options.api_keys else ""
     target = f"--unix-socket {url.removeprefix('unix:')} http://localhost" if url.startswith("unix:") else url
+    if service.grpc_address is not None:
+        click.echo(f"gRPC (octavo.v1.Octavo) at {service.grpc_address}")
     click.echo(
         f"Octavo serves {name} at {url}/v1 (platform {info.platform}, {info.dtype}, context {info.max_model_len})\n"
         f"  curl {target}/v1/completions{key} -H 'Content-Type: application/json' "

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import uvicorn
 
@@ -28,6 +29,9 @@ from octavo.errors import ConfigError, OctavoError
 from octavo.server.app import create_app
 from octavo.server.options import ServerOptions
 from octavo.server.service import Service
+
+if TYPE_CHECKING:
+    from octavo.server.grpc.listener import GrpcListener
 
 log = logging.getLogger("octavo.server")
 
@@ -58,16 +62,21 @@ async def serve(
         sockets = [bind(options.host, options.port)]
     else:
         check_socket_path(Path(options.uds))
-    client = None
+    client = grpc = None
     try:
+        grpc = open_grpc(options)
         client = await start_client(config, build)
     finally:
         if client is None:
             for bound in sockets or ():
                 bound.close()
+            if grpc is not None:
+                await grpc.stop(0)
     if client is None:
         return EXIT_TERMINATED
     service = Service(client, options)
+    if grpc is not None:
+        await grpc.start(service)
     server = HttpServer(service, on_ready=on_ready)
     watch = asyncio.create_task(watch_engine(service, server, config, build))
     try:
@@ -75,6 +84,8 @@ async def serve(
     finally:
         watch.cancel()
         await asyncio.gather(watch, return_exceptions=True)
+        if grpc is not None:
+            await grpc.stop(FLUSH_S)
         await service.client.shutdown()
     return 1 if server.engine_lost else 0
 
@@ -185,6 +196,18 @@ async def watch_engine(service: Service, server: HttpServer, config: EngineConfi
         log.info("the engine is back")
     server.engine_lost = True
     server.should_exit = True
+
+
+def open_grpc(options: ServerOptions) -> GrpcListener | None:
+    """A bound listener for --grpc-port, if that was asked for. Raises ConfigError without the extra, or if the
+    address cannot be used."""
+    if options.grpc_port is None:
+        return None
+    try:
+        from octavo.server.grpc.listener import GrpcListener
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"--grpc-port needs the package {error.name}: pip install 'octavo[grpc]'") from None
+    return GrpcListener(options)
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -61,24 +61,11 @@ class CountResponses:
         await self.app(scope, receive, counting_send if scope["type"] == "http" else send)
 
 
-class ApiKeys:
-    """Ask for a key on every path but /health: as a bearer token, or as `x-api-key`, which Anthropic's clients send.
+class KeyRing:
+    """The keys that open the door."""
 
-    `state["owner"]` of a request then tells keys apart without holding one.
-    """
-
-    def __init__(self, app: ASGIApp, *, keys: Sequence[str]) -> None:
-        self.app = app
+    def __init__(self, keys: Sequence[str]) -> None:
         self.owners = {key.encode(): hashlib.sha256(key.encode()).hexdigest()[:32] for key in keys}
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and path_of(scope) not in OPEN_PATHS:
-            owner = self.owner(header(scope, b"authorization"), header(scope, b"x-api-key"))
-            if owner is None:
-                await send_error(send, unauthorized(), scope)
-                return
-            scope.setdefault("state", {})["owner"] = owner
-        await self.app(scope, receive, send)
 
     def owner(self, authorization: bytes, api_key: bytes) -> str | None:
         """Whose request it is, or None if it has no valid key. Either header will do."""
@@ -87,6 +74,26 @@ class ApiKeys:
         # All keys are compared, each in constant time: the time tells nothing about any of them.
         matches = [owner for key, owner in self.owners.items() for secret in given if hmac.compare_digest(secret, key)]
         return matches[0] if matches else None
+
+
+class ApiKeys:
+    """Ask for a key on every path but /health: as a bearer token, or as `x-api-key`, which Anthropic's clients send.
+
+    `state["owner"]` of a request then tells keys apart without holding one.
+    """
+
+    def __init__(self, app: ASGIApp, *, keys: Sequence[str]) -> None:
+        self.app = app
+        self.ring = KeyRing(keys)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and path_of(scope) not in OPEN_PATHS:
+            owner = self.ring.owner(header(scope, b"authorization"), header(scope, b"x-api-key"))
+            if owner is None:
+                await send_error(send, unauthorized(), scope)
+                return
+            scope.setdefault("state", {})["owner"] = owner
+        await self.app(scope, receive, send)
 
 
 def header(scope: Scope, name: bytes) -> bytes:

@@ -14,6 +14,7 @@ class ServerOptions:
     """Options of `octavo serve`.
 
     api_keys: any of them opens every route; none: no key is asked for.
+    grpc_port: serve gRPC on this port of `host` as well; 0 takes a free one.
     max_logprobs: most top logprobs per token that a request may ask for; -1 is no limit.
     max_queue: requests that may wait for a place in the batch; None is no limit.
     shutdown_timeout: seconds that running requests get to finish after SIGTERM.
@@ -26,6 +27,7 @@ class ServerOptions:
     port: int = 8000
     uds: str | None = None
     root_path: str = ""
+    grpc_port: int | None = None
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     max_logprobs: int = 20
     max_body_bytes: int = DEFAULT_BODY_BYTES

@@ -47,6 +47,7 @@ class Service:
         self.options = options
         self.draining = False
         self.num_live = 0
+        self.grpc_address: str | None = None
         self.started = int(time.time())
         self.registry = CollectorRegistry()
         self.http_requests = Counter(

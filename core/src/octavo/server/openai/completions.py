@@ -17,6 +17,7 @@ from msgspec import UNSET
 
 from octavo.errors import RequestError
 from octavo.outputs import CompletionOutput, RequestOutput
+from octavo.sampling.params import SamplingParams
 from octavo.server.decode import decode_body
 from octavo.server.endpoint import Call, Stream
 from octavo.server.openai.answers import Completion, CompletionChoice, UsageCount
@@ -42,29 +43,9 @@ async def create_completion(service: Service, call: Call[CompletionBody]) -> Com
     """Complete prompts. Raises RequestError for a wrong body, ApiError for an unknown model or a full queue."""
     body = decode_body(call.body, CompletionBody)
     model = service.model_name(body.model)
-    refuse_unsupported(body)
-    check_request_fields(body)
     options = stream_options(body)
     prompts = read_prompts(body.prompt)
-    limit = service.options.max_logprobs
-    check_max_logprobs(body.logprobs, limit=limit, field="logprobs")
-    check_max_logprobs(body.prompt_logprobs, limit=limit, field="prompt_logprobs")
-
-    if body.max_tokens == 0 and not body.echo and body.prompt_logprobs is None:
-        raise RequestError("max_tokens may be 0 only with echo or prompt_logprobs", field="max_tokens")
-    if body.max_tokens is None and (body.min_tokens or 0) > DEFAULT_MAX_TOKENS:
-        raise RequestError(
-            f"min_tokens is {body.min_tokens} and max_tokens {DEFAULT_MAX_TOKENS} by default: set both",
-            field="min_tokens",
-        )
-    params = to_params(
-        body,
-        defaults=service.info.default_sampling,
-        max_tokens=body.max_tokens,
-        logprobs=body.logprobs,
-        prompt_logprobs=most(body.prompt_logprobs, body.logprobs if body.echo else None),
-        detokenize=service.client.tokenizer is not None,
-    )
+    params = read_params(body, service)
     outputs = service.generate(
         prompts,
         params,
@@ -86,6 +67,30 @@ async def create_completion(service: Service, call: Call[CompletionBody]) -> Com
         head.choices = join_pieces([piece async for piece in pieces])
     head.usage = count.usage()
     return head
+
+
+def read_params(body: CompletionBody, service: Service) -> SamplingParams:
+    """Sampling parameters of a body, after checking all that is not its prompt. Raises RequestError."""
+    refuse_unsupported(body)
+    check_request_fields(body)
+    limit = service.options.max_logprobs
+    check_max_logprobs(body.logprobs, limit=limit, field="logprobs")
+    check_max_logprobs(body.prompt_logprobs, limit=limit, field="prompt_logprobs")
+    if body.max_tokens == 0 and not body.echo and body.prompt_logprobs is None:
+        raise RequestError("max_tokens may be 0 only with echo or prompt_logprobs", field="max_tokens")
+    if body.max_tokens is None and (body.min_tokens or 0) > DEFAULT_MAX_TOKENS:
+        raise RequestError(
+            f"min_tokens is {body.min_tokens} and max_tokens {DEFAULT_MAX_TOKENS} by default: set both",
+            field="min_tokens",
+        )
+    return to_params(
+        body,
+        defaults=service.info.default_sampling,
+        max_tokens=body.max_tokens,
+        logprobs=body.logprobs,
+        prompt_logprobs=most(body.prompt_logprobs, body.logprobs if body.echo else None),
+        detokenize=service.client.tokenizer is not None,
+    )
 
 
 def read_prompts(prompt: Any) -> list[Prompt]:
