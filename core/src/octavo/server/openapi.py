@@ -20,7 +20,7 @@ import msgspec
 from octavo import __version__
 from octavo.sampling.params import RANGES, Range
 from octavo.server.endpoint import Call, Handler, Raw, Stream, encode_json
-from octavo.server.errors import ErrorBody
+from octavo.server.errors import ApiError
 from octavo.server.middleware import OPEN_PATHS
 from octavo.server.service import Service
 
@@ -76,9 +76,10 @@ def serve_document(routes: Routes) -> Handler:
 def document(routes: Routes) -> dict[str, Any]:
     """The OpenAPI document of a table of routes. Raises TypeError for a handler without annotations."""
     signatures = {route: read_signature(handler) for route, handler in routes.items()}
-    kinds = [ErrorBody]
-    for said in signatures.values():
-        kinds += [kind for kind in (said.body, said.answer, said.chunk) if kind is not None and kind not in kinds]
+    kinds: list[Any] = []
+    for (_, path), said in signatures.items():
+        used = (error_kind(path), said.body, said.answer, said.chunk)
+        kinds += [kind for kind in used if kind is not None and kind not in kinds]
     schemas, components = msgspec.json.schema_components(kinds, ref_template=REF)
     named = dict(zip(kinds, schemas, strict=True))
     for schema in components.values():
@@ -114,8 +115,8 @@ def describe(
     if path in OPEN_PATHS:
         operation["security"] = []
     operation["responses"]["default"] = {
-        "description": "An error: `param` names the field, `code` is made for programs.",
-        "content": {"application/json": {"schema": schemas[ErrorBody]}},
+        "description": "An error.",
+        "content": {"application/json": {"schema": schemas[error_kind(path)]}},
     }
     if fields := PATH_FIELD.findall(path):
         operation["parameters"] = [
@@ -127,6 +128,11 @@ def describe(
             media["example"] = example
         operation["requestBody"] = {"required": True, "content": {"application/json": media}}
     return operation
+
+
+def error_kind(path: str) -> type[msgspec.Struct]:
+    """The struct that errors of a path are."""
+    return type(ApiError(500, "").body_for(path, None))
 
 
 def contents(said: Signature, schemas: Mapping[Any, dict[str, Any]]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ log = logging.getLogger("octavo.server")
 OPEN_SERVICE = "/grpc.health.v1.Health/"
 
 
-class KeyInterceptor(grpc.aio.ServerInterceptor):
+class KeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Asks for a key in the metadata of every call but health checks, as the HTTP door does."""
 
     def __init__(self, keys: KeyRing) -> None:
@@ -76,7 +76,8 @@ class GrpcListener:
 
     async def start(self, service: Service) -> None:
         """Take calls."""
-        octavo_pb2_grpc.add_OctavoServicer_to_server(OctavoServicer(service), self._server)
+        add_octavo = octavo_pb2_grpc.add_OctavoServicer_to_server
+        add_octavo(OctavoServicer(service), self._server)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(service), self._server)
         await self._server.start()
         log.info("gRPC at %s", self.address)

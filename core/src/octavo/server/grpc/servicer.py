@@ -99,7 +99,7 @@ class OctavoServicer(octavo_pb2_grpc.OctavoServicer):
         return outputs, ResponseWriter(request_id, TokenNames(self.service.client.tokenizer, as_ids=False))
 
 
-class HealthServicer(health_pb2_grpc.HealthServicer):
+class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
     """The standard health service: SERVING while requests are served, for the server ("") and for octavo.v1.Octavo."""
 
     def __init__(self, service: Service) -> None:
