@@ -24,6 +24,7 @@ FLAGS: tuple[tuple[str, Any, str], ...] = (
     ("port", click.IntRange(0, 65535), "Port to listen on; 0 takes a free one."),
     ("uds", str, "Listen on this Unix socket instead of a port."),
     ("root_path", str, "Path prefix that a proxy in front strips."),
+    ("ui", bool, "Serve a page at / to try the model in a browser."),
     ("grpc_port", click.IntRange(0, 65535), "Serve gRPC on this port as well; 0 takes a free one."),
     ("api_keys", str, "Key that requests must send as a bearer token. Repeat for several."),
     ("max_logprobs", click.IntRange(-1), "Most logprobs per token that a request may ask for; -1 is no limit."),
@@ -54,7 +55,7 @@ def server_options(command: Any) -> Any:
         default = DEFAULTS[field]
         settings: dict[str, Any] = {"is_flag": True} if kind is bool else {"type": kind}
         command = click.option(
-            flag(field),
+            f"{flag(field)}/--no-{flag(field)[2:]}" if default is True else flag(field),
             field,
             default=default,
             multiple=isinstance(default, tuple),
@@ -107,6 +108,8 @@ def announce(service: Service, url: str) -> None:
         f"  curl {target}/v1/completions{key} -H 'Content-Type: application/json' "
         f'-d \'{{"model": "{name}", "prompt": "Once upon a time", "max_tokens": 32}}\''
     )
+    if service.options.ui and not url.startswith("unix:"):
+        click.echo(f"  or open {url}/ in a browser")
     sys.stdout.flush()
 
 

@@ -15,6 +15,7 @@ from octavo.server.endpoint import Endpoint, Handler, encode_json, error_body
 from octavo.server.errors import ApiError
 from octavo.server.middleware import ApiKeys, CountResponses, RequestIds
 from octavo.server.openai import chat, completions, models, tokenize
+from octavo.server.page.routes import page_routes
 from octavo.server.service import Service
 
 ROUTES: dict[tuple[str, str], Handler] = {
@@ -53,7 +54,8 @@ def create_app(service: Service) -> Starlette:
         middleware.append(Middleware(ApiKeys, keys=options.api_keys))
     return Starlette(
         routes=[
-            Route(path, Endpoint(service, handler), methods=[method]) for (method, path), handler in ROUTES.items()
+            *(Route(path, Endpoint(service, handler), methods=[method]) for (method, path), handler in ROUTES.items()),
+            *(page_routes() if options.ui else ()),
         ],
         middleware=middleware,
         exception_handlers={HTTPException: http_error},

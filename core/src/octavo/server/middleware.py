@@ -16,7 +16,9 @@ from octavo.server.errors import unauthorized
 MAX_ID_LENGTH = 128
 KNOWN_METHODS = frozenset({"GET", "HEAD", "POST", "OPTIONS"})
 """Others share one label: a client must not be able to make new time series."""
-OPEN_PATHS = frozenset({"/health"})
+OPEN_PATHS = frozenset({"/health", "/"})
+OPEN_PREFIX = "/page/"
+"""The page and its files hold no secret; what its user asks of the API needs a key like any other request."""
 
 
 class RequestIds:
@@ -77,7 +79,7 @@ class KeyRing:
 
 
 class ApiKeys:
-    """Ask for a key on every path but /health: as a bearer token, or as `x-api-key`, which Anthropic's clients send.
+    """Ask for a key on every path but /health and the page's: as a bearer token, or as `x-api-key`, which Anthropic's clients send.
 
     `state["owner"]` of a request then tells keys apart without holding one.
     """
@@ -87,13 +89,18 @@ class ApiKeys:
         self.ring = KeyRing(keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and path_of(scope) not in OPEN_PATHS:
+        if scope["type"] == "http" and not is_open(path_of(scope)):
             owner = self.ring.owner(header(scope, b"authorization"), header(scope, b"x-api-key"))
             if owner is None:
                 await send_error(send, unauthorized(), scope)
                 return
             scope.setdefault("state", {})["owner"] = owner
         await self.app(scope, receive, send)
+
+
+def is_open(path: str) -> bool:
+    """Whether a path is served without a key."""
+    return path in OPEN_PATHS or path.startswith(OPEN_PREFIX)
 
 
 def header(scope: Scope, name: bytes) -> bytes:

@@ -19,6 +19,7 @@ class ServerOptions:
     max_queue: requests that may wait for a place in the batch; None is no limit.
     shutdown_timeout: seconds that running requests get to finish after SIGTERM.
     restart_engine: start a new engine when it dies, instead of exiting.
+    ui: serve the page at `/`.
     metrics_alias: show all metrics also under the names of another server ("vllm").
     trust_request_chat_template: requests may bring their own template (it runs sandboxed, but can be slow).
     """
@@ -27,6 +28,7 @@ class ServerOptions:
     port: int = 8000
     uds: str | None = None
     root_path: str = ""
+    ui: bool = True
     grpc_port: int | None = None
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     max_logprobs: int = 20
