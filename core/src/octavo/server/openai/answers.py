@@ -8,10 +8,15 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from octavo.outputs import RequestOutput
+from octavo.server.conversation import AnswerDelta
 
 
 class PromptTokensDetails(msgspec.Struct):
     cached_tokens: int = 0
+
+
+class CompletionTokensDetails(msgspec.Struct):
+    reasoning_tokens: int = 0
 
 
 class Usage(msgspec.Struct):
@@ -19,6 +24,7 @@ class Usage(msgspec.Struct):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
 class UsageCount:
@@ -27,6 +33,7 @@ class UsageCount:
     def __init__(self) -> None:
         self._prompts: dict[int, tuple[int, int]] = {}
         self._num_generated = 0
+        self._reasoning: dict[tuple[int, int], int] = {}
 
     def add(self, prompt: int, delta: RequestOutput) -> None:
         """Count one delta of the prompt with that index."""
@@ -34,12 +41,23 @@ class UsageCount:
             self._prompts[prompt] = (len(delta.prompt_token_ids), delta.num_cached_tokens)
         self._num_generated += sum(len(answer.token_ids) for answer in delta.outputs)
 
+    def add_answer(self, new: AnswerDelta, *, prompt: int = 0) -> None:
+        """Count one delta of a choice of a conversation."""
+        if prompt not in self._prompts:
+            self._prompts[prompt] = (new.num_prompt_tokens, new.num_cached_tokens)
+        self._num_generated += len(new.token_ids)
+        if new.num_reasoning_tokens:
+            self._reasoning[prompt, new.index] = new.num_reasoning_tokens
+
     def usage(self) -> Usage:
         """The usage so far. A prompt counts once, however many answers it gets."""
         num_prompt = sum(tokens for tokens, _ in self._prompts.values())
         num_cached = sum(cached for _, cached in self._prompts.values())
         total = num_prompt + self._num_generated
-        return Usage(num_prompt, self._num_generated, total, PromptTokensDetails(num_cached))
+        usage = Usage(num_prompt, self._num_generated, total, PromptTokensDetails(num_cached))
+        if self._reasoning:
+            usage.completion_tokens_details = CompletionTokensDetails(sum(self._reasoning.values()))
+        return usage
 
 
 class CompletionLogprobs(msgspec.Struct):
@@ -103,10 +121,28 @@ class ChatLogprobs(msgspec.Struct):
     refusal: None = None
 
 
+class FunctionCall(msgspec.Struct, kw_only=True):
+    """arguments: JSON text of an object."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(msgspec.Struct, kw_only=True):
+    id: str
+    type: str = "function"
+    function: FunctionCall
+
+
 class Message(msgspec.Struct, kw_only=True):
+    """reasoning and reasoning_content are the same text: half of the clients look for one name, half for the other."""
+
     role: str = "assistant"
     content: str | None
     refusal: str | None = None
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct, kw_only=True):
@@ -130,9 +166,26 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     prompt_logprobs: list[dict[str, Any] | None] | UnsetType = UNSET
 
 
+class FunctionDelta(msgspec.Struct, kw_only=True):
+    name: str | UnsetType = UNSET
+    arguments: str
+
+
+class ToolCallDelta(msgspec.Struct, kw_only=True):
+    """What is new of one call: id, type and name come once, then pieces of the arguments."""
+
+    index: int
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+    function: FunctionDelta
+
+
 class Delta(msgspec.Struct, kw_only=True):
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class ChunkChoice(msgspec.Struct, kw_only=True):

@@ -9,9 +9,11 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from octavo.errors import RequestError
+from octavo.sampling.params import SamplingParams
+from octavo.server.conversation import Conversation, render
 from octavo.server.decode import decode_body
 from octavo.server.endpoint import Call
-from octavo.server.openai.messages import check_messages, count_characters
+from octavo.server.messages import check_messages
 from octavo.server.openai.protocol import DetokenizeBody, TokenizeBody
 from octavo.server.openai.sampling import refuse_unsupported
 from octavo.server.openai.templates import template_options
@@ -43,9 +45,13 @@ async def tokenize(service: Service, call: Call[TokenizeBody]) -> Tokens:
     else:
         messages = body.messages or []
         check_messages(messages)
-        tokens = await service.encode_chat(
-            messages, num_characters=count_characters(messages), **template_options(body, service)
+        conversation = Conversation(
+            messages=messages,
+            params=SamplingParams(),
+            template=template_options(body, service),
+            request_id=call.request_id,
         )
+        tokens = await render(service, conversation)
     answer = Tokens(len(tokens), service.info.max_model_len, tokens)
     if body.return_token_strs:
         answer.token_strs = [service.tokenizer.token_text(token) for token in tokens]
