@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from octavo import logs
 from octavo.cli.config_file import ConfigurableCommand
 from octavo.cli.options import Size, config_from, engine_options
 from octavo.server.options import ServerOptions
@@ -17,7 +18,6 @@ from octavo.server.options import ServerOptions
 if TYPE_CHECKING:
     from octavo.server.service import Service
 
-LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 FLAGS: tuple[tuple[str, Any, str], ...] = (
     ("host", str, "Address to listen on; 0.0.0.0 is every network interface."),
@@ -27,8 +27,13 @@ FLAGS: tuple[tuple[str, Any, str], ...] = (
     ("ui", bool, "Serve a page at / to try the model in a browser."),
     ("grpc_port", click.IntRange(0, 65535), "Serve gRPC on this port as well; 0 takes a free one."),
     ("api_keys", str, "Key that requests must send as a bearer token. Repeat for several."),
+    ("api_keys_file", str, "File of keys with limits of their own; SIGHUP reads it again."),
     ("max_logprobs", click.IntRange(-1), "Most logprobs per token that a request may ask for; -1 is no limit."),
+    ("max_prompt_tokens", click.IntRange(1), "Longest prompt; by default as long as the context."),
+    ("max_n", click.IntRange(1), "Most answers (n) that a request may ask for."),
+    ("max_stop_strings", click.IntRange(0), "Most stop strings of a request."),
     ("max_body_bytes", Size(), "Largest request body (4M = 4 MiB)."),
+    ("queue_full_status", click.Choice((503, 429)), "Status of requests that --max-queue turns away."),
     ("shutdown_timeout", click.FloatRange(0), "Seconds that running requests get to finish after SIGTERM."),
     ("restart_engine", bool, "Start a new engine when it dies, instead of exiting."),
     ("trust_request_chat_template", bool, "Let requests bring their own chat template."),
@@ -38,7 +43,10 @@ FLAGS: tuple[tuple[str, Any, str], ...] = (
     ("cors_credentials", bool, "Let browsers send cookies and keys across origins."),
     ("metrics_alias", click.Choice(("vllm",)), "Show every metric also under the names that vLLM's dashboards query."),
     ("log_level", click.Choice(("debug", "info", "warning", "error")), "How much is logged."),
-    ("access_log", bool, "Log a line per HTTP request."),
+    ("log_format", click.Choice(logs.FORMATS), "Lines for people, or a JSON object a line."),
+    ("access_log", bool, "Log a line per HTTP request, with its tokens and times."),
+    ("log_requests", bool, "Log the prompts and parameters of requests."),
+    ("max_log_len", click.IntRange(0), "Most characters, or token ids, of a prompt that are logged."),
 )
 """Field of ServerOptions, type, help. Fields that hold several values are spelled in the singular."""
 
@@ -116,7 +124,8 @@ def announce(service: Service, url: str) -> None:
 def set_up_logging(options: ServerOptions) -> None:
     """One handler on stderr for our loggers and uvicorn's, which is quiet unless it has something to say."""
     level = options.log_level.upper()
-    logging.basicConfig(level=logging.WARNING, format=LOG_FORMAT)
+    logs.set_up(logging.WARNING, form=options.log_format)
     logging.getLogger("octavo").setLevel(level)
     logging.getLogger("uvicorn.error").setLevel("DEBUG" if level == "DEBUG" else "WARNING")
-    logging.getLogger("uvicorn.access").setLevel("INFO" if options.access_log else "WARNING")
+    for name, wanted in (("octavo.access", options.access_log), ("octavo.requests", options.log_requests)):
+        logging.getLogger(name).setLevel("INFO" if wanted else "WARNING")

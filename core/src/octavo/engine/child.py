@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import multiprocessing
 import multiprocessing.connection
 import os
 import signal
 import threading
+
+from octavo import logs
 
 
 def settle(log_level: int) -> None:
@@ -15,7 +16,7 @@ def settle(log_level: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_exit_with_parent, name="octavo-parent-watch", daemon=True).start()
-    logging.basicConfig(level=log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logs.set_up(log_level)
 
 
 def _exit_with_parent() -> None:

@@ -115,13 +115,14 @@ class EngineClient:
         cache_salt: str = "",
         add_special_tokens: bool = True,
         default_max_tokens: int | None = None,
+        max_prompt_tokens: int | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Stream the answers to a prompt (text or token ids) as deltas.
 
         Every RequestOutput holds only what is new; prompt_logprobs come with the first one, the last one has
         `finished`. With n > 1, `outputs[i].index` tells the answer. Closing the iterator aborts the request.
         request_id is a label: two live requests may share it. default_max_tokens caps an answer whose max_tokens
-        is None, within the room left.
+        is None, within the room left. max_prompt_tokens: a longer prompt is refused.
         Raises RequestError before the first delta when the request is wrong, EngineError when it failed in the
         engine, EngineDeadError when the engine is gone.
         """
@@ -134,6 +135,7 @@ class EngineClient:
             default_max_tokens=default_max_tokens,
             priority=priority,
             cache_salt=cache_salt,
+            max_prompt_tokens=max_prompt_tokens,
         )
         self._check_open()
         request = self._frontend.add(prepared, request_id=request_id, lora=lora)

@@ -60,6 +60,7 @@ class Door:
         priority: int = 0,
         cache_salt: str = "",
         text: str | None = None,
+        max_prompt_tokens: int | None = None,
     ) -> Prepared:
         """Check and tokenize. `text` is shown as the prompt when it came as ids.
 
@@ -80,6 +81,11 @@ class Door:
         if not token_ids:
             raise RequestError(
                 "the prompt is empty, and the tokenizer puts no start token before it; send at least one token",
+                field="prompt",
+            )
+        if max_prompt_tokens is not None and len(token_ids) > max_prompt_tokens:
+            raise RequestTooLargeError(
+                f"the prompt has {len(token_ids)} tokens; this server takes prompts of at most {max_prompt_tokens}",
                 field="prompt",
             )
         return Prepared(

@@ -13,7 +13,7 @@ from starlette.routing import Route
 from octavo.server import openapi, status
 from octavo.server.endpoint import Endpoint, Handler, encode_json, error_body
 from octavo.server.errors import ApiError
-from octavo.server.middleware import ApiKeys, CountResponses, RequestIds
+from octavo.server.middleware import ApiKeys, CountResponses, Exchanges, RequestIds
 from octavo.server.openai import chat, completions, models, tokenize
 from octavo.server.page.routes import page_routes
 from octavo.server.service import Service
@@ -32,6 +32,13 @@ ROUTES: dict[tuple[str, str], Handler] = {
 }
 ROUTES["GET", "/openapi.json"] = openapi.serve_document(ROUTES)
 
+EXPOSED_HEADERS = (
+    "x-request-id",
+    "retry-after",
+    *(f"x-ratelimit-{what}-{unit}" for what in ("limit", "remaining", "reset") for unit in ("requests", "tokens")),
+)
+"""What scripts of other origins may read of an answer's headers."""
+
 
 def create_app(service: Service) -> Starlette:
     """The application that serves `service`."""
@@ -46,12 +53,13 @@ def create_app(service: Service) -> Starlette:
                 allow_methods=options.cors_methods,
                 allow_headers=options.cors_headers,
                 allow_credentials=options.cors_credentials,
-                expose_headers=["x-request-id"],
+                expose_headers=EXPOSED_HEADERS,
             )
         )
     middleware.append(Middleware(RequestIds))
-    if options.api_keys:
-        middleware.append(Middleware(ApiKeys, keys=options.api_keys))
+    middleware.append(Middleware(Exchanges, observers=service.observers))
+    if service.keys:
+        middleware.append(Middleware(ApiKeys, keys=service.keys))
     return Starlette(
         routes=[
             *(Route(path, Endpoint(service, handler), methods=[method]) for (method, path), handler in ROUTES.items()),

@@ -97,9 +97,25 @@ def body_too_large(limit: int) -> ApiError:
     return ApiError(413, message, code="body_too_large", headers={"connection": "close"})
 
 
-def queue_full(limit: int) -> ApiError:
+def queue_full(limit: int, *, status: int = 503) -> ApiError:
     message = f"{limit} requests are waiting already (--max-queue); try again later"
-    return ApiError(503, message, kind="server_error", code="queue_full", headers=RETRY_AFTER)
+    kind = "rate_limit_error" if status == 429 else "server_error"
+    return ApiError(status, message, kind=kind, code="queue_full", headers=RETRY_AFTER)
+
+
+def over_limit(message: str, *, seconds: int) -> ApiError:
+    headers = {"retry-after": str(max(seconds, 1))}
+    return ApiError(429, message, kind="rate_limit_error", code="rate_limit_exceeded", headers=headers)
+
+
+def model_not_allowed(name: str) -> ApiError:
+    message = f"this key may not use the model {name!r}"
+    return ApiError(403, message, kind="permission_error", param="model", code="model_not_allowed")
+
+
+def priority_not_allowed(asked: int, most: int) -> ApiError:
+    message = f"the most urgent priority of this key is {most}, and the request asks for {asked}"
+    return ApiError(403, message, kind="permission_error", param="priority", code="priority_not_allowed")
 
 
 def not_ready(reason: str) -> ApiError:

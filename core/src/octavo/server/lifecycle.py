@@ -120,7 +120,7 @@ class HttpServer(uvicorn.Server):
                 uds=options.uds,
                 root_path=options.root_path,
                 log_config=None,
-                access_log=options.access_log,
+                access_log=False,  # our own says more
                 lifespan="off",
                 server_header=False,
                 timeout_graceful_shutdown=int(options.shutdown_timeout + FLUSH_S) + 1,

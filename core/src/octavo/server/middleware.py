@@ -1,17 +1,18 @@
-"""ASGI middleware: request ids and API keys. Plain ASGI, so that streams pass through untouched."""
+"""ASGI middleware: request ids, exchanges, API keys. Plain ASGI, so that streams pass through untouched."""
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from prometheus_client import Counter
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from octavo import logs
+from octavo.server.access import Key, KeyRing, digest_of
 from octavo.server.endpoint import path_of, send_error
 from octavo.server.errors import unauthorized
+from octavo.server.exchange import Exchange, current
 
 MAX_ID_LENGTH = 128
 KNOWN_METHODS = frozenset({"GET", "HEAD", "POST", "OPTIONS"})
@@ -19,6 +20,7 @@ KNOWN_METHODS = frozenset({"GET", "HEAD", "POST", "OPTIONS"})
 OPEN_PATHS = frozenset({"/health", "/"})
 OPEN_PREFIX = "/page/"
 """The page and its files hold no secret; what its user asks of the API needs a key like any other request."""
+TRACE_HEADERS = ("traceparent", "tracestate")
 
 
 class RequestIds:
@@ -63,19 +65,42 @@ class CountResponses:
         await self.app(scope, receive, counting_send if scope["type"] == "http" else send)
 
 
-class KeyRing:
-    """The keys that open the door."""
+class Exchanges:
+    """Follow each request from here to the end of its response; then tell the observers what is known of it."""
 
-    def __init__(self, keys: Sequence[str]) -> None:
-        self.owners = {key.encode(): hashlib.sha256(key.encode()).hexdigest()[:32] for key in keys}
+    def __init__(self, app: ASGIApp, *, observers: Sequence[Callable[[Exchange], None]]) -> None:
+        self.app = app
+        self.observers = observers
 
-    def owner(self, authorization: bytes, api_key: bytes) -> str | None:
-        """Whose request it is, or None if it has no valid key. Either header will do."""
-        scheme, _, token = authorization.partition(b" ")
-        given = [api_key, token.strip() if scheme.lower() == b"bearer" else b""]
-        # All keys are compared, each in constant time: the time tells nothing about any of them.
-        matches = [owner for key, owner in self.owners.items() for secret in given if hmac.compare_digest(secret, key)]
-        return matches[0] if matches else None
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        exchange = Exchange(
+            request_id=scope["state"]["request_id"],
+            method=scope["method"],
+            path=path_of(scope),
+            trace={name: header(scope, name.encode()).decode("latin-1") for name in TRACE_HEADERS},
+        )
+        scope["state"]["exchange"] = exchange
+
+        async def send_noting(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                exchange.status = message["status"]
+                if exchange.key is not None:
+                    left = [(name.encode(), value.encode()) for name, value in exchange.key.headers().items()]
+                    message["headers"] = [*message["headers"], *left]
+            await send(message)
+
+        marks = current.set(exchange), logs.request_id.set(exchange.request_id)
+        try:
+            await self.app(scope, receive, send_noting)
+        finally:
+            exchange.leave()
+            for observe in self.observers:
+                observe(exchange)
+            current.reset(marks[0])
+            logs.request_id.reset(marks[1])
 
 
 class ApiKeys:
@@ -84,18 +109,24 @@ class ApiKeys:
     `state["owner"]` of a request then tells keys apart without holding one.
     """
 
-    def __init__(self, app: ASGIApp, *, keys: Sequence[str]) -> None:
+    def __init__(self, app: ASGIApp, *, keys: KeyRing) -> None:
         self.app = app
-        self.ring = KeyRing(keys)
+        self.keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not is_open(path_of(scope)):
-            owner = self.ring.owner(header(scope, b"authorization"), header(scope, b"x-api-key"))
-            if owner is None:
+            key = self.find(header(scope, b"authorization"), header(scope, b"x-api-key"))
+            if key is None:
                 await send_error(send, unauthorized(), scope)
                 return
-            scope.setdefault("state", {})["owner"] = owner
+            scope["state"]["owner"] = digest_of(key.rules.digest)[:32]
+            scope["state"]["exchange"].key = key
         await self.app(scope, receive, send)
+
+    def find(self, authorization: bytes, api_key: bytes) -> Key | None:
+        """The key that a request brings, or None if it has no valid one. Either header will do."""
+        scheme, _, token = authorization.partition(b" ")
+        return self.keys.find(token.strip() if scheme.lower() == b"bearer" else b"") or self.keys.find(api_key)
 
 
 def is_open(path: str) -> bool:

@@ -12,11 +12,13 @@ DEFAULT_BODY_BYTES = 32 * 2**20
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions:
     """Options of `octavo serve`.
-
-    api_keys: any of them opens every route; none: no key is asked for.
     grpc_port: serve gRPC on this port of `host` as well; 0 takes a free one.
+
+    api_keys: any of them opens every route, without limits; none, and no api_keys_file: no key is asked for.
+    api_keys_file: keys with limits of their own, see `octavo.server.access`.
     max_logprobs: most top logprobs per token that a request may ask for; -1 is no limit.
-    max_queue: requests that may wait for a place in the batch; None is no limit.
+    max_prompt_tokens, max_n, max_stop_strings: of one request; None is no limit but the context's.
+    max_queue: requests that may wait for a place in the batch; None is no limit. queue_full_status: 503 or 429.
     shutdown_timeout: seconds that running requests get to finish after SIGTERM.
     restart_engine: start a new engine when it dies, instead of exiting.
     ui: serve the page at `/`.
@@ -31,9 +33,14 @@ class ServerOptions:
     ui: bool = True
     grpc_port: int | None = None
     api_keys: tuple[str, ...] = field(default=(), repr=False)
+    api_keys_file: str | None = None
     max_logprobs: int = 20
+    max_prompt_tokens: int | None = None
+    max_n: int | None = None
+    max_stop_strings: int | None = None
     max_body_bytes: int = DEFAULT_BODY_BYTES
     max_queue: int | None = None
+    queue_full_status: int = 503
     shutdown_timeout: float = 30.0
     restart_engine: bool = False
     trust_request_chat_template: bool = False
@@ -43,7 +50,10 @@ class ServerOptions:
     cors_credentials: bool = False
     metrics_alias: str | None = None
     log_level: str = "info"
+    log_format: str = "text"
     access_log: bool = False
+    log_requests: bool = False
+    max_log_len: int | None = None
 
     def __post_init__(self) -> None:
         if not all(self.api_keys):

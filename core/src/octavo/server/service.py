@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter
@@ -19,7 +20,10 @@ from octavo.errors import EngineDeadError, RequestError, RequestTooLargeError
 from octavo.metrics_alias import exposition
 from octavo.outputs import RequestOutput
 from octavo.sampling.params import SamplingParams
-from octavo.server.errors import queue_full, shutting_down, unknown_model
+from octavo.server.access import KeyRing
+from octavo.server.access_log import log_exchange, log_request
+from octavo.server.errors import ApiError, queue_full, shutting_down, unknown_model
+from octavo.server.exchange import Exchange, current
 from octavo.server.options import ServerOptions
 
 if TYPE_CHECKING:
@@ -49,6 +53,10 @@ class Service:
         self.num_live = 0
         self.grpc_address: str | None = None
         self.started = int(time.time())
+        file = options.api_keys_file
+        self.keys = KeyRing(options.api_keys, file=None if file is None else Path(file))
+        self.observers: list[Callable[[Exchange], None]] = [log_exchange] if options.access_log else []
+        """Called with every request whose response has ended."""
         self.registry = CollectorRegistry()
         self.http_requests = Counter(
             "octavo:http_requests", "HTTP responses by method and status.", ("method", "status"), registry=self.registry
@@ -75,14 +83,23 @@ class Service:
         return self.client.tokenizer
 
     def model_name(self, asked: str | None) -> str:
-        """The served name to answer with; no name means the first. Raises ApiError (404) for another."""
+        """The served name to answer with; no name means the first.
+
+        Raises ApiError: 404 for another, 403 for one that the request's key may not use.
+        """
         names = self.info.served_names
         if asked and asked not in names:
             raise unknown_model(asked, names)
-        return asked or names[0]
+        name = asked or names[0]
+        if (exchange := current.get()) is not None:
+            exchange.model = name
+            if exchange.key is not None:
+                exchange.key.check_model(name)
+        return name
 
     def admit(self) -> None:
-        """Raise unless a request may come in now: the engine lives, the queue has room, no shutdown is under way."""
+        """Raise unless a request may come in now: the engine lives, no shutdown is under way, the queue has room, and
+        the request's key is within its limits."""
         if self.draining:
             self.rejections.labels("shutting_down").inc()
             raise shutting_down()
@@ -92,7 +109,13 @@ class Service:
         limit = self.options.max_queue
         if limit is not None and self.num_live >= self.info.max_num_seqs + limit:
             self.rejections.labels("queue_full").inc()
-            raise queue_full(limit)
+            raise queue_full(limit, status=self.options.queue_full_status)
+        if (exchange := current.get()) is not None:
+            try:
+                exchange.enter()
+            except ApiError:
+                self.rejections.labels("rate_limit").inc()
+                raise
 
     def metrics_text(self) -> bytes:
         """All metrics, the engine's and the door's, in Prometheus' text format."""
@@ -141,6 +164,7 @@ class Service:
         default_max_tokens: used where params.max_tokens is None, cut to the room that is left.
         """
         self.admit()
+        self.check_limits(prompts, params, priority)
         num_sequences = len(prompts) * params.n
         if num_sequences > MAX_SEQUENCES:
             raise RequestError(
@@ -158,17 +182,42 @@ class Service:
                 cache_salt=cache_salt,
                 add_special_tokens=add_special_tokens,
                 default_max_tokens=default_max_tokens,
+                max_prompt_tokens=self.options.max_prompt_tokens,
             )
             for prompt in prompts
         ]
-        return self._counted(merge(streams), num_sequences=num_sequences)
+        exchange = current.get()
+        if exchange is not None:
+            exchange.params, exchange.num_sequences = params, exchange.num_sequences + num_sequences
+        if self.options.log_requests:
+            log_request(request_id, prompts, params, limit=self.options.max_log_len)
+        return self._counted(merge(streams), exchange, num_sequences=num_sequences)
 
-    async def _counted(self, outputs: Outputs, *, num_sequences: int) -> Outputs:
+    def check_limits(self, prompts: Sequence[Prompt], params: SamplingParams, priority: int) -> None:
+        """Raise RequestError or ApiError for what this server, or the request's key, does not allow."""
+        options, exchange = self.options, current.get()
+        if options.max_n is not None and params.n > options.max_n:
+            raise RequestError(f"n is {params.n}; this server gives at most {options.max_n} answers", field="n")
+        if options.max_stop_strings is not None and len(params.stop) > options.max_stop_strings:
+            raise RequestError(
+                f"stop has {len(params.stop)} strings; this server takes at most {options.max_stop_strings}",
+                field="stop",
+            )
+        if exchange is not None and exchange.key is not None:
+            exchange.key.check_priority(priority)
+
+    async def _counted(self, outputs: Outputs, exchange: Exchange | None, *, num_sequences: int) -> Outputs:
         self.num_live += num_sequences
+        known: set[int] = set()
         try:
             async with aclosing(outputs):
-                async for item in outputs:
-                    yield item
+                async for index, output in outputs:
+                    if exchange is not None:
+                        if index not in known:
+                            known.add(index)
+                            exchange.on_prompt(output)
+                        exchange.on_output(output)
+                    yield index, output
         finally:
             self.num_live -= num_sequences
 
