@@ -175,8 +175,12 @@ def braces(pattern: str, quote: str, calls: Sequence[Call]) -> str:
     return "".join(pattern.replace("NAME", name).replace("{}", unquoted(given, quote)) for name, given in calls)
 
 
-def python(calls: Sequence[Call], between: str = ", ") -> str:
-    return between.join(f"{name}({', '.join(f'{k}={v!r}' for k, v in given.items())})" for name, given in calls)
+def python(calls: Sequence[Call], between: str = ", ", value: Callable[[Any], str] = repr) -> str:
+    return between.join(f"{name}({', '.join(f'{k}={value(v)}' for k, v in given.items())})" for name, given in calls)
+
+
+def python_or_json(value: Any) -> str:
+    return str(value) if isinstance(value, bool) else to_json(value)
 
 
 FUNCTION = "<tool_call>\n<function=NAME>\n{}</function>\n</tool_call>"
@@ -230,6 +234,19 @@ WRITERS: dict[str, Callable[[Sequence[Call]], str]] = {
     "lfm2": lambda calls: f"<|tool_call_start|>[{python(calls)}]<|tool_call_end|>",
     "olmo3": lambda calls: f"<function_calls>\n{python(calls, chr(10))}\n</function_calls>",
 }
+HELD_TO: dict[str, Callable[[Sequence[Call]], str]] = {
+    "granite4": WRITERS["hermes"],
+    "granite": lambda calls: listed("<|tool_call|>{}", calls),
+    "llama4_json": WRITERS["llama3_json"],
+    "xlam": WRITERS["json"],
+    "glm47": WRITERS["glm45"],
+    "pythonic": lambda calls: f"[{python(calls, value=python_or_json)}]",
+    "llama4_pythonic": lambda calls: f"<|python_start|>[{python(calls, value=python_or_json)}]<|python_end|>",
+    "lfm2": lambda calls: f"<|tool_call_start|>[{python(calls, value=python_or_json)}]<|tool_call_end|>",
+    "olmo3": lambda calls: f"<function_calls>\n{python(calls, chr(10), python_or_json)}\n</function_calls>",
+}
+"""What grammars force, where the format may be written in several ways."""
+
 WHOLE_ANSWER = {"llama3_json", "json", "pythonic"}
 """Formats whose calls are only calls if nothing stands before them."""
 
@@ -240,6 +257,10 @@ class Written:
 
     name: str
     write: Callable[[Sequence[Call]], str]
+
+    def forced(self, calls: Sequence[Call]) -> str:
+        """The calls in the one way that a grammar allows."""
+        return HELD_TO.get(self.name, self.write)(calls)
 
     @property
     def only_calls(self) -> bool:

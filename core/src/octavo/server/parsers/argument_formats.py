@@ -27,8 +27,8 @@ def function_tags(tag: str) -> ToolFormat:
             ),
         },
         tag=CallTag(
-            begin=f"{opening}\n<function={{name}}>\n",
-            end=f"\n</function>\n{ending}",
+            begin=f"{opening}\n<function={{name}}>",
+            end=f"</function>\n{ending}",
             style="qwen_xml",
             between="\n",
             trigger=opening,
@@ -53,9 +53,7 @@ GLM = ToolFormat(
         "between": State(kind="gap", marks={"<arg_value>": Move(to="value")}),
         "value": State(kind="value", marks={"</arg_value>": Move(to="parameters")}),
     },
-    tag=CallTag(
-        begin="<tool_call>{name}\n", end="\n</tool_call>", style="glm_xml", between="\n", trigger="<tool_call>"
-    ),
+    tag=CallTag(begin="<tool_call>{name}", end="</tool_call>", style="glm_xml", between="\n", trigger="<tool_call>"),
 )
 
 
@@ -80,7 +78,7 @@ def invocations(calls: str, *, prefix: str = "", style: str, value_starts: dict[
             "value": State(kind="value", marks={parameter_end: Move(to="parameters"), invoke_end: over}),
         },
         tag=CallTag(
-            begin=f'{invoke}{{name}}">\n',
+            begin=f'{invoke}{{name}}">',
             end=f"{invoke_end}\n",
             style=style,
             before=f"{opening}\n",

@@ -67,6 +67,7 @@ class CallTag:
     before, after: around all calls; between: what separates two.
     trigger: what begins a call in free text; none: a call can only be the whole answer.
     number: the begin ends in a number and this text behind it.
+    thought: (begin, end) of reasoning that may come first, in formats that have no marks of their own for it.
     """
 
     begin: str
@@ -77,6 +78,7 @@ class CallTag:
     between: str = ""
     trigger: str = ""
     number: str = ""
+    thought: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -238,6 +238,7 @@ HARMONY = ToolFormat(
         end="<|call|>",
         between="<|start|>assistant",
         trigger="<|channel|>commentary to=functions.",
+        thought=("<|channel|>analysis<|message|>", "<|end|><|start|>assistant"),
     ),
 )
 """Messages of channels: analysis and commentary are reasoning, final is the answer; one to `functions.f` is a call."""
