@@ -1,4 +1,4 @@
-"""Core's own models, registered by the hook that a third party's would use."""
+"""Core's own models and logits processors, registered by the hook that a third party's would use."""
 
 from __future__ import annotations
 
@@ -10,3 +10,4 @@ from octavo.plugin import ExtensionRegistry, hookimpl
 def register_extensions(registry: ExtensionRegistry) -> None:
     for model_type, target in MODELS.items():
         registry.model(model_type, target)
+    registry.logits_processor("thinking_token_budget", "octavo.sampling.thinking:ThinkingTokenBudget")

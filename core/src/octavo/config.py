@@ -24,6 +24,8 @@ class ModelConfig:
     quantization: None follows the checkpoint; "none" dequantizes everything at load; "fp8" quantizes a plain
         checkpoint while loading.
     max_model_len: longest prompt plus output, in tokens; None takes the model's own limit.
+    logprobs_mode: what logprobs are, for requests that do not say: of the model (raw) or of what is sampled from
+        (processed: behind penalties, masks, temperature and filters), log-softmax or the logits themselves.
     """
 
     model: str = ""
@@ -38,6 +40,7 @@ class ModelConfig:
     trust_remote_code: bool = False
     skip_tokenizer_init: bool = False
     generation_config: str = "auto"
+    logprobs_mode: Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"] = "raw_logprobs"
     seed: int = 0
 
 

@@ -24,12 +24,16 @@ class Extensions:
 
     models: dict[str, str] = field(default_factory=dict)
     quant_formats: QuantFormats = field(default_factory=QuantFormats)
+    logits_processors: dict[str, str] = field(default_factory=dict)
 
     def model(self, model_type: str, target: str) -> None:
         _add(self.models, "model type", model_type, target)
 
     def quant_format(self, name: str, target: str) -> None:
         self.quant_formats.add(name, target)
+
+    def logits_processor(self, name: str, target: str) -> None:
+        _add(self.logits_processors, "logits processor", name, target)
 
 
 def load_extensions(platform: ActivePlatform | None = None) -> Extensions:

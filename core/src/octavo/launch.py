@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 from octavo.active_platform import ActivePlatform, PlatformLock
 from octavo.config import EngineConfig, with_field
@@ -16,6 +17,7 @@ from octavo.parallel.leader import RankedExecutor
 from octavo.parallel.ranks import start_ranks
 from octavo.runner.runner import ModelRunner
 from octavo.runner.worker import Progress, Worker, build_worker, kv_state
+from octavo.sampling.processors import check_extra_args
 from octavo.weights.source import ModelSource
 
 log = logging.getLogger("octavo.launch")
@@ -59,6 +61,7 @@ def build_engine(
         limits=caps.schedule,
         max_model_len=worker.limits.max_model_len,
         run_ahead=config.scheduler.run_ahead,
+        check_extra_args=partial(check_extra_args, worker.processors, vocab_size=worker.vocab_size),
     )
     return loop, model_info(config, platform.name, worker)
 
@@ -97,6 +100,8 @@ def model_info(config: EngineConfig, platform: str, worker: Worker) -> ModelInfo
         num_kv_blocks=worker.executor.kv_groups[0].num_blocks,
         block_size=config.cache.block_size,
         max_num_seqs=config.scheduler.max_num_seqs,
+        logprobs_mode=model.logprobs_mode,
+        logits_processors=tuple(sorted(worker.processors)),
     )
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 import numpy as np
 
+from octavo.beam_search import BeamSearch, BeamSearchOutput, BeamSearchParams, checked_as_sampled
 from octavo.config import EngineConfig, make_config
 from octavo.engine.backlog import Backlog
 from octavo.engine.door import Prepared
@@ -142,6 +143,55 @@ class LLM:
                 mergers[request].add(delta)
                 progress.update(delta)
         return [cast(RequestOutput, merger.result()) for merger in mergers.values()]
+
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        *,
+        lora_request: object | None = None,
+        use_tqdm: bool = False,
+        concurrency_limit: int | None = None,
+        priority: int | Sequence[int] | None = None,
+    ) -> list[BeamSearchOutput]:
+        """The likeliest answers to prompts, best first; the results are in the prompts' order.
+
+        concurrency_limit: most prompts that are searched for at a time; None: all. Raises as `generate`.
+        """
+        if lora_request is not None:
+            raise RequestError("LoRA adapters are not supported yet; leave out lora_request", field="lora_request")
+        if not isinstance(params, BeamSearchParams):
+            raise RequestError(f"params must be BeamSearchParams, not {type(params).__name__}", field="params")
+        batch = as_prompts(prompts)
+        sampling = params.sampling()
+        checked = checked_as_sampled(sampling)
+        searches = [
+            BeamSearch(sampling, self._prepare(prompt, checked, place), self._frontend.door)
+            for prompt, place in zip(batch, per_prompt(priority, len(batch), "priority"), strict=True)
+        ]
+        at_once = concurrency_limit or len(searches) or 1
+        with ProgressBar(len(searches), enabled=use_tqdm) as progress:
+            for first in range(0, len(searches), at_once):
+                group = searches[first : first + at_once]
+                while searching := [search for search in group if not search.done]:
+                    self._step_beams(searching)
+                    for search in searching:
+                        if search.done:
+                            progress.update(search.result(""))
+        return [search.output() for search in searches]
+
+    def _step_beams(self, searches: Sequence[BeamSearch]) -> None:
+        """One more token for every beam of these searches, all in one batch."""
+        prompts: list[Prompt] = []
+        params, priorities = [], []
+        for search in searches:
+            for token_ids, how in search.requests():
+                prompts.append({"prompt_token_ids": token_ids, "cache_salt": search.cache_salt})
+                params.append(how)
+                priorities.append(search.prepared.priority)
+        answers = iter(self.generate(prompts, params, priority=priorities, use_tqdm=False))
+        for search in searches:
+            search.advance([next(answers) for _ in search.running])
 
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None

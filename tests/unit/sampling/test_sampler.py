@@ -163,10 +163,10 @@ def test_logprobs_are_the_models_own_before_any_change() -> None:
     admit(sampler, 1, temperature=0.0)
     found = sampler.sample(logits.clone(), np.array([0, 1], np.int32), np.array([10, 10]), None)
     assert found.logprobs is not None
-    places, ids, values, _ = found.logprobs
-    assert places.tolist() == [0]
+    assert found.logprobs.places.tolist() == [0]
+    ids = found.logprobs.ids
     assert ids[0, 0] == 3
-    assert torch.allclose(values, logits[:1].log_softmax(-1).gather(-1, ids))
+    assert torch.allclose(found.logprobs.values, logits[:1].log_softmax(-1).gather(-1, ids))
 
 
 @pytest.mark.parametrize("count", [1, 5, 20])

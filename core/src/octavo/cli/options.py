@@ -29,6 +29,7 @@ HELP: Mapping[str, str] = {
     "model.trust_remote_code": "Run Python code that comes with the model's repository.",
     "model.skip_tokenizer_init": "Load no tokenizer: token ids in, token ids out.",
     "model.generation_config": "Where default sampling parameters come from; auto is the model's own file.",
+    "model.logprobs_mode": "What logprobs are: of the model or of what is sampled from, log-softmax or logits.",
     "model.seed": "Seed of everything random that no request seeds.",
     "cache.block_size": "Tokens of one KV block.",
     "cache.dtype": "Dtype of the KV cache: auto follows the model; fp8 halves it.",

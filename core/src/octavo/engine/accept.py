@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -76,3 +77,29 @@ def _accept_one(table: RequestTable, rows: Rows, tokens: Ints, known: Ints) -> A
         finish[stops.any(axis=0) & (known >= table.eos_from[rows])] = Finish.STOP
         any_ended = bool(finish.any())
     return Accepted(table.ones[:num], table.zeros[:num], finish, flat, any_ended)
+
+
+def end_repetitions(table: RequestTable, watched: Collection[int], rows: Rows, accepted: Accepted) -> Accepted:
+    """Also end the answers of `watched` rows that have begun to repeat themselves, at the token at which they do.
+
+    An answer that stops by itself at that token ends as it would have. The device does not know of such an end: like
+    any that the host alone sees, it shows a step late.
+    """
+    finish, counts = accepted.finish.copy(), accepted.counts.copy()
+    keep = np.ones(len(accepted.tokens), np.bool_)
+    ends = np.cumsum(counts)
+    for at, row in enumerate(rows.tolist()):
+        if row not in watched:
+            continue
+        seq, num_output = table.sequence(row), int(table.known[row] - table.prompt[row])
+        assert seq.repetition is not None, f"row {row} is watched for nothing"
+        output = table.outputs[row, :num_output]
+        length = seq.repetition.find(output, from_length=seq.submit.params.min_tokens)
+        if length is None or (length == num_output and finish[at]):
+            continue
+        surplus = num_output - length
+        finish[at] = Finish.REPETITION
+        counts[at] -= surplus
+        keep[ends[at] - surplus : ends[at]] = False
+        table.known[row] -= surplus
+    return Accepted(counts, accepted.skipped, finish, accepted.tokens[keep], bool(finish.any()))

@@ -7,10 +7,10 @@ SamplingParams ──> ids in the vocabulary, bad words as ids, the tokens that 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -21,6 +21,11 @@ from octavo.sampling.params import SamplingParams, integer
 
 if TYPE_CHECKING:
     from octavo.tokenizer import Tokenizer
+
+THINKING = "thinking_token_budget"
+ALL = slice(None)
+THINKING_MARKS = ("<think>", "</think>")
+"""Around reasoning, where a request does not say which tokens end it (`structured_after`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,13 +76,17 @@ class Door:
         if not isinstance(cache_salt, str):
             raise RequestError(f"cache_salt must be a string, not {cache_salt!r}", field="cache_salt")
         engine_params, eos = self._resolve(params)
+        kept = self._kept(params)
         if isinstance(prompt, str):
             text = prompt
-            token_ids = self._encode(prompt, add_special_tokens)
+            token_ids = self._encode(prompt, add_special_tokens, whole=kept == ALL)
         else:
-            token_ids = self._check_ids(prompt)
+            token_ids = self._check_ids(prompt, kept)
         if not token_ids and self.tokenizer is not None and not isinstance(prompt, str):
             token_ids = self.tokenizer.encode("", add_special_tokens=add_special_tokens)
+        token_ids = token_ids[kept]
+        if kept != ALL:
+            text = None  # as it was sent it may say more than the prompt
         if not token_ids:
             raise RequestError(
                 "the prompt is empty, and the tokenizer puts no start token before it; send at least one token",
@@ -99,12 +108,12 @@ class Door:
             salt=cache_salt.encode("utf-8", "surrogatepass"),
         )
 
-    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+    def _encode(self, text: str, add_special_tokens: bool, *, whole: bool) -> list[int]:
         tokenizer = self.tokenizer
         if tokenizer is None:
             raise RequestError("no tokenizer is loaded: send the prompt as token ids", field="prompt")
         limit = self.info.max_model_len
-        if len(text) > limit and len(text) > limit * self._longest_token:
+        if whole and len(text) > limit and len(text) > limit * self._longest_token:
             # Hopeless whatever the tokens are, and tokenizing megabytes takes seconds.
             raise RequestTooLargeError(
                 f"the prompt has {len(text)} characters; the model's context of {limit} tokens holds at most "
@@ -119,12 +128,12 @@ class Door:
         assert self.tokenizer is not None
         return max(len(self.tokenizer.token_bytes(token)) for token in range(self.tokenizer.vocab_size))
 
-    def _check_ids(self, prompt: Sequence[int]) -> list[int]:
+    def _check_ids(self, prompt: Sequence[int], kept: slice) -> list[int]:
         if isinstance(prompt, np.ndarray):
             prompt = prompt.tolist()
         if not isinstance(prompt, Sequence):
             raise RequestError(f"the prompt must be text or token ids, not {type(prompt).__name__}", field="prompt")
-        token_ids = list(prompt)
+        token_ids = list(prompt[kept])
         if len(token_ids) > self.info.max_model_len:
             self._room(len(token_ids), None, None)  # raises: too long, before a look at millions of ids
         for token in token_ids:
@@ -136,6 +145,15 @@ class Door:
                     field="prompt",
                 )
         return token_ids
+
+    def _kept(self, params: SamplingParams) -> slice:
+        """Which tokens of a long prompt stay (`truncate_prompt_tokens`). -1 leaves room for max_tokens, or one."""
+        most = params.truncate_prompt_tokens
+        if most is None:
+            return ALL
+        if most == -1:
+            most = max(self.info.max_model_len - (1 if params.max_tokens is None else params.max_tokens), 1)
+        return slice(most) if params.truncation_side == "right" else slice(-most, None)
 
     def _room(self, num_prompt_tokens: int, asked: int | None, default: int | None) -> int:
         """max_tokens resolved. None is the default, or all the room left; more than the room is an error.
@@ -177,14 +195,24 @@ class Door:
             )
         if self.tokenizer is None and params.stop:
             raise RequestError("stop strings need a tokenizer, and none is loaded", field="stop")
+        if params.use_beam_search:
+            raise RequestError("beam search is not sampling: use LLM.beam_search", field="use_beam_search")
         eos = dict.fromkeys(params.stop_token_ids if params.ignore_eos else info.eos_token_ids + params.stop_token_ids)
+        bad_words_ids = params.bad_words_ids + self._bad_words_ids(params.bad_words)
+        check_choice_left(params, bad_words_ids, eos)
         engine_params = msgspec.structs.replace(
             params,
             n=1,
+            best_of=None,
             seed=None,
             stop=(),
             bad_words=(),
-            bad_words_ids=params.bad_words_ids + self._bad_words_ids(params.bad_words),
+            bad_words_ids=bad_words_ids,
+            logprobs_mode=params.logprobs_mode or info.logprobs_mode,
+            thinking_token_budget=None,
+            extra_args=self._extra_args(params),
+            truncate_prompt_tokens=None,
+            truncation_side=None,
             # More than the vocabulary is "off"; a number this large may not even fit a message.
             top_k=params.top_k if params.top_k < info.vocab_size else 0,
         )
@@ -204,3 +232,36 @@ class Door:
                 raise RequestError(f"bad_words: {word!r} has no tokens in this vocabulary", field="bad_words")
             found.update(dict.fromkeys(kept))
         return tuple(found)
+
+    def _extra_args(self, params: SamplingParams) -> dict[str, Any] | None:
+        """Arguments of logits processors by name, that of `thinking_token_budget` among them."""
+        for name in params.extra_args or ():
+            if name not in self.info.logits_processors:
+                known = ", ".join(self.info.logits_processors) or "none is installed"
+                raise RequestError(
+                    f"extra_args: no logits processor has the name {name!r}; known: {known}", field="extra_args"
+                )
+        budget = params.thinking_token_budget
+        if budget is None:
+            return params.extra_args
+        if THINKING not in self.info.logits_processors:
+            raise RequestError("thinking_token_budget: this engine cannot limit reasoning", field=THINKING)
+        if self.tokenizer is None:
+            raise RequestError("thinking_token_budget needs a tokenizer, and none is loaded", field=THINKING)
+        start, end = (self.tokenizer.encode(mark, add_special_tokens=False) for mark in THINKING_MARKS)
+        end = list(params.structured_after) or end
+        return {**(params.extra_args or {}), THINKING: {"budget": budget, "start": start, "end": end}}
+
+
+def check_choice_left(params: SamplingParams, bad_words_ids: Sequence[Sequence[int]], eos: Collection[int]) -> None:
+    """Raise RequestError if allowed_token_ids, less what else is forbidden, leave no token to choose."""
+    if params.allowed_token_ids is None:
+        return
+    left = set(params.allowed_token_ids) - {word[0] for word in bad_words_ids if len(word) == 1}
+    if not left:
+        raise RequestError("allowed_token_ids: bad_words forbid all of them", field="allowed_token_ids")
+    if params.min_tokens and not left - set(eos):
+        raise RequestError(
+            "allowed_token_ids: only tokens that end the answer are left, and min_tokens forbids them",
+            field="allowed_token_ids",
+        )

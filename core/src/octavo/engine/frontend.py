@@ -63,9 +63,10 @@ class Request:
         params = first.params
         if params.prompt_logprobs is not None:
             params = msgspec.structs.replace(params, prompt_logprobs=None)
+        changes = {"params": params, "leader": first.handle}
         for index, handle in enumerate(self.handles[1:], start=1):
             seed = derive_seed(first.seed, index)
-            yield msgspec.structs.replace(first, handle=handle, params=params, seed=seed)
+            yield msgspec.structs.replace(first, handle=handle, seed=seed, **changes)
 
     def add_prompt_logprobs(self, block: LogprobBlock, token_text: Callable[[int], str] | None) -> None:
         """Place one chunk's entries. A chunk may come twice (recompute after preemption)."""

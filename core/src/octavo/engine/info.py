@@ -15,6 +15,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: every token that ends an answer (config, generation_config and tokenizer).
     default_sampling: fields of SamplingParams that generation_config sets (max_new_tokens comes as max_tokens).
     num_kv_blocks, block_size: KV memory, in blocks and tokens a block. max_num_seqs: most sequences in one step.
+    logprobs_mode: of requests that do not say. logits_processors: names that `extra_args` may hold.
     """
 
     model: str
@@ -28,6 +29,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_kv_blocks: int = 0
     block_size: int = 16
     max_num_seqs: int = 1
+    logprobs_mode: str = "raw_logprobs"
+    logits_processors: tuple[str, ...] = ()
 
     def with_eos(self, token_ids: Sequence[int]) -> ModelInfo:
         """The same with further end tokens: the tokenizer, which the engine does not load, may know more."""

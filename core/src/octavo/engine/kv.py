@@ -13,6 +13,7 @@ Full groups have passed = 0 for ever. `capacity` is held * block_size, the posit
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
+from math import lcm
 from typing import NamedTuple
 
 import numpy as np
@@ -169,6 +170,11 @@ class KVTables:
             return self._digests(seq, tokens, block_size, len(tokens) // block_size)
 
         return find_prefix(self.groups, self.pools, digests, num_tokens=len(tokens))
+
+    def shareable(self, num_tokens: int) -> bool:
+        """Whether a prompt of that many tokens is long enough for another to start behind a part of it."""
+        step = lcm(*(group.block_size for group in self.groups))
+        return self.caching and num_tokens > step
 
     def admissible(self, match: Match, *, num_tokens: int, spare: int) -> bool:
         """Whether a sequence of that many tokens can be computed whole and leave `spare` free blocks in each group."""

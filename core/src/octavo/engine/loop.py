@@ -10,6 +10,8 @@ token, which feeds forward on the device. If a row turns out to have ended, its 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
+from typing import Any
 
 from octavo.config import CacheConfig, SchedulerConfig
 from octavo.engine.messages import Abort, Deltas, Failure, Finish, Inbound, ResetPrefixCache, Stats, Submit
@@ -31,10 +33,13 @@ class EngineLoop:
         limits: ScheduleLimits,
         max_model_len: int,
         run_ahead: int,
+        check_extra_args: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
+        """check_extra_args: raises RequestError for what the executor's logits processors do not take."""
         assert run_ahead in (0, 1), f"run_ahead is 0 or 1, not {run_ahead}"
         self._executor = executor
         self._run_ahead = run_ahead
+        self._check_extra_args = check_extra_args
         self._in_flight: deque[Launched] = deque()
         self._scheduler = Scheduler(
             executor.kv_groups, cache=cache, scheduler=scheduler, limits=limits, max_model_len=max_model_len
@@ -48,6 +53,9 @@ class EngineLoop:
         scheduler = self._scheduler
         if isinstance(message, Submit):
             try:
+                extra_args = message.params.extra_args
+                if extra_args and self._check_extra_args is not None:
+                    self._check_extra_args(extra_args)
                 scheduler.roster.enter(message)
             except (RequestError, EngineError) as error:
                 wrong = isinstance(error, RequestError)

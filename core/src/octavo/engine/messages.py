@@ -24,6 +24,7 @@ class Finish(IntEnum):
     ABORT = 3
     ERROR = 4
 
+    REPETITION = 5
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Serve this. tokens: int32 prompt ids. max_tokens is resolved: at most what fits the context.
@@ -31,6 +32,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     eos: token ids that end the sequence as STOP (EOS and stop_token_ids), empty with ignore_eos and no stop tokens.
     salt: separates prefix-cache entries (cache_salt, later multimodal hashes).
     """
+    leader: handle of the first of a request's answers, sent before; the prompt is computed for it alone. 0: none.
 
     handle: int
     client: int
@@ -43,6 +45,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     lora: int = 0
     salt: bytes = b""
 
+    leader: int = 0
 
 class Abort(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Stop these; a sequence that has already ended is ignored. `finished` True: ended by a stop string."""

@@ -23,6 +23,7 @@ FINISH_REASONS = {
     Finish.LENGTH: "length",
     Finish.ABORT: "abort",
     Finish.ERROR: "error",
+    Finish.REPETITION: "repetition",
 }
 
 
@@ -83,7 +84,8 @@ class Answer:
         self.num_tokens += len(output.token_ids)
         self.finished = output.finish_reason is not None
         if self._params.logprobs is not None:
-            output.logprobs = [] if block is None else entries(block, self._token_text)[: len(output.token_ids)]
+            found = [] if block is None else entries(block, self._token_text, num_top=self._params.logprobs)
+            output.logprobs = found[: len(output.token_ids)]
             for entry in output.logprobs:
                 self._sum += next(iter(entry.values())).logprob
             output.cumulative_logprob = self._sum

@@ -4,6 +4,8 @@ enter           admit             end                            bury
 ------> waiting -----> running  ------> leaving (step in flight) ------> gone
            ^              |        \\___________________________________/
            |___ preempt __|              at once if nothing is in flight
+
+Further answers to a prompt are held in the queue until the first one has computed it.
 """
 
 from __future__ import annotations
@@ -46,6 +48,8 @@ class Roster:
         """Rows, first served first: the last one is preempted first. Replaced, never changed in place."""
         self.filling: set[int] = set()
         """Rows whose known tokens are not all scheduled yet."""
+        self.watched: set[int] = set()
+        """Rows whose answers end when they repeat themselves."""
         self.live: dict[tuple[int, int], Sequence] = {}
         self.leaving: dict[int, bool] = {}
         """Ended rows in a step in flight -> whether their blocks may be published."""
@@ -66,7 +70,16 @@ class Roster:
         self.kv.check_fits(seq)
         self.num_arrived += 1
         self.live[key] = seq
-        self.waiting.push(seq)
+        leader = self.live.get((request.client, request.leader)) if request.leader else None
+        if leader and not leader.prompt_done and seq.uses_cache and self.kv.shareable(len(seq.prompt)):
+            self.waiting.hold(seq, leader)
+        else:
+            self.waiting.push(seq)
+
+    def prompt_done(self, seq: Sequence) -> None:
+        """Note that a whole prompt is computed and published: those that share it may start."""
+        seq.prompt_done = True
+        self.waiting.let_go(seq)
 
     def admit(self, seq: Sequence, match: Match) -> int:
         """Give the head of the queue a row."""
@@ -76,6 +89,8 @@ class Roster:
             seq.cached = match.length
         row = self.table.admit(seq, num_cached=match.length)
         self.filling.add(row)
+        if seq.repetition is not None:
+            self.watched.add(row)
         at = len(self.running)
         while self.by_priority and at and self._rank(int(self.running[at - 1])) > self._rank(row):
             at -= 1
@@ -100,6 +115,7 @@ class Roster:
     def end(self, seq: Sequence, *, publish: bool = True) -> None:
         """End a sequence in any state; call `drop_ended` after. A row in flight is kept until that is collected."""
         del self.live[seq.submit.client, seq.submit.handle]
+        self.waiting.let_go(seq)
         if seq.row < 0:
             self.waiting.remove(seq)
             return
@@ -130,5 +146,6 @@ class Roster:
         if publish:
             self.publish(row)
         self.filling.discard(row)
+        self.watched.discard(row)
         self.kv.clear(row)
         self.table.release(row)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from octavo.config import CacheConfig, SchedulerConfig
-from octavo.engine.accept import Accepted, accept
+from octavo.engine.accept import Accepted, accept, end_repetitions
 from octavo.engine.kv import join_updates
 from octavo.engine.messages import Failure, Finish, LogprobBlock, Stats
 from octavo.engine.outbox import Outbox, Progress
@@ -100,6 +100,8 @@ class Scheduler:
         for row in launched.prompts:
             if table.alive[row] and row not in result.errors:
                 roster.publish(row)
+                if table.computed[row] >= table.prompt[row]:
+                    roster.prompt_done(table.sequence(row))
         roster.kv.pass_windows(launched.rows, launched.ends)
         for row, message in result.errors.items():
             if table.alive[row]:
@@ -116,7 +118,10 @@ class Scheduler:
         for block in result.prompt_logprobs:
             self._prompt_logprobs(block)
         if len(rows):
-            self._progress(rows, accept(table, rows, first, tokens, counts), result.logprobs)
+            accepted = accept(table, rows, first, tokens, counts)
+            if roster.watched:
+                accepted = end_repetitions(table, roster.watched, rows, accepted)
+            self._progress(rows, accepted, result.logprobs)
         for row in launched.prompts:
             if table.alive[row] and not table.samples[row] and table.computed[row] == table.prompt[row]:
                 self._finish(table.sequence(row), Finish.LENGTH)

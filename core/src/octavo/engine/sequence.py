@@ -9,6 +9,7 @@ import numpy as np
 from octavo.engine.messages import Submit
 from octavo.errors import RequestError, RequestTooLargeError
 from octavo.plugin.step import Ints
+from octavo.sampling.repetition import RepetitionWatch
 
 NO_TOKENS: Ints = np.empty(0, np.int32)
 
@@ -23,6 +24,8 @@ class Sequence:
     digests: prefix-cache digests of its full blocks, by block size; grown when needed.
     cached: prompt tokens that the prefix cache served when it first ran.
     next_prompt_logprob: first prompt position whose logprobs were not sent yet (recomputing must not send them twice).
+    prompt_done: the whole prompt was computed once.
+    repetition: looks for the answer repeating itself, if the request asked for that.
     """
 
     submit: Submit
@@ -36,6 +39,8 @@ class Sequence:
     output: Ints = field(default_factory=lambda: NO_TOKENS)
     digests: dict[int, list[bytes]] = field(default_factory=dict)
     next_prompt_logprob: int = 1
+    prompt_done: bool = False
+    repetition: RepetitionWatch | None = None
 
     @property
     def tokens(self) -> Ints:
@@ -59,7 +64,8 @@ class Sequence:
     @property
     def uses_cache(self) -> bool:
         """Scores of prompt tokens need their logits, so those requests compute the whole prompt."""
-        return self.submit.params.prompt_logprobs is None
+        params = self.submit.params
+        return params.prompt_logprobs is None and not params.skip_reading_prefix_cache
 
 
 def open_sequence(submit: Submit, *, arrival: int, max_model_len: int, max_prompt: int | None) -> Sequence:
@@ -84,4 +90,11 @@ def open_sequence(submit: Submit, *, arrival: int, max_model_len: int, max_promp
             "or raise max_num_batched_tokens or turn on enable_chunked_prefill",
             field="prompt",
         )
-    return Sequence(submit, prompt, arrival, limit=len(prompt) + min(submit.max_tokens, room))
+    wanted = submit.params.repetition_detection
+    return Sequence(
+        submit,
+        prompt,
+        arrival,
+        limit=len(prompt) + min(submit.max_tokens, room),
+        repetition=RepetitionWatch(wanted) if wanted is not None and wanted.on else None,
+    )

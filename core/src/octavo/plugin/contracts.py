@@ -19,7 +19,7 @@ from octavo.plugin.specs import (
     OpContext,
     QuantScheme,
 )
-from octavo.plugin.step import Batch, KVGroup, StepResult
+from octavo.plugin.step import Admit, Batch, KVGroup, StepResult
 
 if TYPE_CHECKING:
     import numpy as np
@@ -230,6 +230,34 @@ class ExtensionRegistry(Protocol):
 class Communicator(Protocol):
     """Collectives of one group of ranks. With one rank every call returns its input."""
 
+    def logits_processor(self, name: str, target: str) -> None:
+        """A `LogitsProcessor`, imported at start-up."""
+        ...
+
+
+class LogitsProcessor(Protocol):
+    """Changes the logits of one request that names it: `SamplingParams(extra_args={name: value})`, `vllm_xargs` in the
+    API. One object for each request.
+
+    What it holds must be a function of the request's tokens: after preemption a new object takes over in mid-answer.
+    It runs behind a recorded step, never inside one; steps without such requests cost nothing. What it raises ends
+    its own request only.
+    """
+
+    def __init__(self, value: Any, admit: Admit) -> None: ...
+    @classmethod
+    def check(cls, value: Any, vocab_size: int) -> None:
+        """Raise ValueError if a request's value is wrong: called before the request is queued."""
+        ...
+
+    @classmethod
+    def apply(cls, processors: Sequence[Any], logits: Tensor, tokens: Tensor, lengths: Sequence[int]) -> None:
+        """Change logits float32 [N, V] in place: row i for processors[i], before temperature and filters.
+
+        tokens int32 [N, L], on the device: row i knows tokens[i, :lengths[i]], prompt and answer. Copying them to the
+        host waits for the step before.
+        """
+        ...
     rank: int
     size: int
 

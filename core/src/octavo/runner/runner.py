@@ -11,7 +11,7 @@ logits, and what they get is committed over it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -69,6 +69,7 @@ class ModelRunner:
     """Implements `octavo.plugin.ModelExecutor`.
 
     ctx: what the model was built with. kv: one view per layer. kv_groups: one per KV spec, in `ctx.attention` order.
+    processors: logits processors by name.
     """
 
     model: Model
@@ -77,6 +78,7 @@ class ModelRunner:
     kv_groups: Sequence[KVGroup]
     shapes: Shapes
     graph: GraphRunner
+    processors: Mapping[str, type[Any]] = field(default_factory=dict)
     pending: deque[Pending] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
@@ -84,7 +86,9 @@ class ModelRunner:
         self.table = RequestTable(limits, self.kv_groups, device)
         self.buffers = InputBuffers(self.shapes.max_tokens, self.shapes.max_seqs, self.table, device)
         ops: dict[str, Callable[..., Any]] = {name: self.ctx.op(name) for name in OPS}
-        self.sampler = Sampler(ops, self.table.tokens, self.model.vocab_size, device.torch_device)
+        self.sampler = Sampler(
+            ops, self.table.tokens, self.model.vocab_size, device.torch_device, processors=self.processors
+        )
         self.scorer = PromptScorer(self.model, ops["topk_logprobs"], self.table.tokens)
         self.begin_step = self.ctx.op("begin_step")
         self.commit_tokens = self.ctx.op("commit_tokens")
@@ -120,9 +124,7 @@ class ModelRunner:
             # Queued here, ahead of the next step: a copy that `collect` asks for would wait until that step is done.
             staging.tokens[: len(sampled.tokens)].copy_(sampled.tokens, non_blocking=True)
             if sampled.logprobs is not None:
-                where, *found = sampled.logprobs
-                ids, values, ranks = (t.to(HOST, non_blocking=True) for t in found)
-                sampled = replace(sampled, logprobs=(where, ids, values, ranks))
+                sampled = replace(sampled, logprobs=sampled.logprobs.to(HOST))
             done = self.ctx.device.event()
             done.record()
         self.pending.append(
@@ -267,10 +269,8 @@ class ModelRunner:
         rows = batch.rows[batch.samples]
         tokens = step.staging.tokens.numpy()[step.places].astype(np.int32)
         self._give_back(step.staging)
-        errors = {
-            int(row): "no token can be chosen: the logits are not finite, or every token is forbidden"
-            for row in rows[tokens < 0]
-        }
+        nothing = "no token can be chosen: the logits are not finite, or every token is forbidden"
+        errors = {row: sampled.errors.get(row, nothing) for row in rows[tokens < 0].tolist()}
         return StepResult(
             step=batch.step,
             rows=rows,
@@ -282,16 +282,15 @@ class ModelRunner:
         )
 
     def _logprobs(self, batch: Batch, sampled: Sampled) -> list[TokenLogprobs]:
-        if sampled.logprobs is None:
+        found = sampled.logprobs
+        if found is None:
             return []
-        places, ids, values, ranks = sampled.logprobs
-        rows = batch.rows[batch.samples][places]
-        starts = (batch.starts + batch.counts)[batch.samples][places]
-        # Each row gets the width it asked for, not the widest of the step.
-        widths = self.sampler.logprobs[rows] + 1
+        rows = batch.rows[batch.samples][found.places].tolist()
+        starts = (batch.starts + batch.counts)[batch.samples][found.places].tolist()
+        # Each row gets what it asked for, not the most that the step found.
         return [
-            _to_host(int(row), int(start), ids[i : i + 1, :width], values[i : i + 1, :width], ranks[i : i + 1])
-            for i, (row, start, width) in enumerate(zip(rows, starts, widths, strict=True))
+            _to_host(row, start, found.ids[i : i + 1, own], found.values[i : i + 1, own], found.ranks[i : i + 1])
+            for i, (row, start, own) in enumerate(zip(rows, starts, found.columns, strict=True))
         ]
 
     def close(self) -> None:

@@ -21,14 +21,16 @@ class PromptScorer:
         self.model = model
         self.topk_logprobs = topk_logprobs
         self.tokens = tokens
-        self.wanted: dict[int, tuple[int, int]] = {}  # row -> (top logprobs, prompt length)
+        self.wanted: dict[int, tuple[int, int, bool]] = {}  # row -> (top logprobs, prompt length, logits instead)
 
     def admit(self, admit: Admit) -> None:
         """Note a row that wants its prompt scored."""
         wanted = admit.params.prompt_logprobs
         if wanted is not None:
             top = self.model.vocab_size if wanted == -1 else min(wanted, self.model.vocab_size)
-            self.wanted[admit.row] = (top, admit.num_prompt_tokens)
+            # Prompts are not sampled from, so raw and processed are one.
+            as_logits = (admit.params.logprobs_mode or "").endswith("logits")
+            self.wanted[admit.row] = (top, admit.num_prompt_tokens, as_logits)
         else:
             self.wanted.pop(admit.row, None)
 
@@ -47,19 +49,26 @@ class PromptScorer:
         first = 0
         for row, start, count in zip(batch.rows.tolist(), batch.starts.tolist(), batch.counts.tolist(), strict=True):
             if row in self.wanted:
-                top, length = self.wanted[row]
+                top, length, as_logits = self.wanted[row]
                 num = min(start + count, length - 1) - start
                 if num > 0:
-                    out.append((row, start + 1, *self._slices(row, start + 1, hidden[first : first + num], top)))
+                    part = hidden[first : first + num]
+                    out.append((row, start + 1, *self._slices(row, start + 1, part, top, as_logits=as_logits)))
             first += count
         return out
 
-    def _slices(self, row: int, start: int, hidden: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _slices(
+        self, row: int, start: int, hidden: Tensor, top: int, *, as_logits: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
         pieces = []
         for i in range(0, len(hidden), SLICE):
             part = hidden[i : i + SLICE]
             known = self.tokens[row, start + i : start + i + len(part)].to(torch.int64)
+            logits = self.model.logits(part).float()
+            ids, values, ranks = self.topk_logprobs(logits, known, top)
+            if as_logits:
+                values = logits.gather(-1, ids)
             # To the host at once: results of a whole vocabulary would pile up on the device.
-            pieces.append([t.cpu() for t in self.topk_logprobs(self.model.logits(part).float(), known, top)])
+            pieces.append([t.cpu() for t in (ids, values, ranks)])
         ids, values, ranks = (torch.cat(parts) for parts in zip(*pieces, strict=True))
         return ids, values, ranks

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -44,7 +44,7 @@ class Worker:
 
     comm: the tensor-parallel group; whoever closes the executor closes it too.
     kv_plans, kv_bytes: the KV cache; empty and 0 if the platform brought its own executor.
-    limits: the largest step and the longest sequence.
+    limits: the largest step and the longest sequence. processors: logits processors by name.
     """
 
     executor: ModelExecutor
@@ -58,6 +58,7 @@ class Worker:
     kv_plans: Sequence[KVPlan]
     kv_bytes: int
     vocab_size: int
+    processors: Mapping[str, type[Any]] = field(default_factory=dict)
 
 
 def build_worker(
@@ -114,11 +115,17 @@ def build_worker(
     check_native(config.platform.require_native, kernels)
     # A recorded step runs its collectives once more than an eager one, so all ranks must record, or none.
     peers.meet("weights loaded", f"kernels that cannot be recorded: {'; '.join(unrecordable(kernels)) or 'none'}")
-    return _with_memory(config, platform, ctx, model, source)
+    processors = {name: resolve(target) for name, target in extensions.logits_processors.items()}
+    return _with_memory(config, platform, ctx, model, source, processors)
 
 
 def _with_memory(
-    config: EngineConfig, platform: ActivePlatform, ctx: BuildContext, model: Any, source: ModelSource
+    config: EngineConfig,
+    platform: ActivePlatform,
+    ctx: BuildContext,
+    model: Any,
+    source: ModelSource,
+    processors: Mapping[str, type[Any]],
 ) -> Worker:
     """Size and take KV memory, then record steps."""
     device, limits = ctx.device, ctx.limits
@@ -137,7 +144,9 @@ def _with_memory(
             views |= zip(attention.layers_of_kv(group), allocate(plan, layout, device), strict=True)
         groups = [KVGroup(block_size=p.spec.block_size, num_blocks=p.num_blocks, window=p.spec.window) for p in plans]
         kv = [views[layer] for layer in range(len(views))]
-        return ModelRunner(model=model, ctx=ctx, kv=kv, kv_groups=groups, shapes=shapes, graph=graph)
+        return ModelRunner(
+            model=model, ctx=ctx, kv=kv, kv_groups=groups, shapes=shapes, graph=graph, processors=processors
+        )
 
     footprint = None
     budget = config.cache.memory_bytes
@@ -181,6 +190,7 @@ def _with_memory(
 
 
 def kv_state(worker: Worker) -> str:
+        processors=processors,
     """What ranks must agree on before they serve: the scheduler of rank 0 hands out the blocks of all."""
     return f"KV blocks {', '.join(str(group.num_blocks) for group in worker.executor.kv_groups)}"
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
 from octavo.errors import RequestError
+from octavo.sampling.repetition import RepetitionDetectionParams
 from octavo.structured.spec import StructuredOutputs
 
 SEED_LIMIT = 2**63
 MAX_BAD_WORDS = 1024
+MAX_LOGPROB_TOKEN_IDS = 128
+LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
+"""What `logprobs` are: of the model as it is (raw) or of what is sampled from; log-softmax or the logits themselves."""
 
 
 class Range(NamedTuple):
@@ -39,6 +43,10 @@ RANGES: Mapping[str, Range] = {
     "max_tokens": Range(int, 0, optional=True),
     "logprobs": Range(int, -1, optional=True),
     "prompt_logprobs": Range(int, -1, optional=True),
+    "thinking_token_budget": Range(int, -1, optional=True),
+    "truncate_prompt_tokens": Range(int, -1, optional=True),
+    "best_of": Range(int, 1, 16384, optional=True),
+    "length_penalty": Range(float, -100.0, 100.0),
 }
 """What a parameter may be by itself, whatever the others are. The server's API description says the same."""
 
@@ -59,6 +67,17 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     bad_words_ids: the same as token ids; filled from bad_words by the client.
     structured_outputs: the shape that the answer must have. structured_after: token ids; the answer is free until
         they have come in this order (the end of a model's reasoning), and has that shape behind them.
+    logprobs_mode: one of LOGPROBS_MODES; None is the engine's (--logprobs-mode). logprob_token_ids: the logprobs of
+        these tokens too, at most 128.
+    repetition_detection: ends an answer that repeats itself. thinking_token_budget: that many tokens of reasoning,
+        then its end mark is forced; -1 is no limit.
+    extra_args: name of a logits processor -> its argument (`octavo.plugin.LogitsProcessor`).
+    truncate_prompt_tokens: keep that many prompt tokens, -1: what leaves room for the answer; truncation_side says
+        where tokens are dropped, "left" by default.
+    skip_reading_prefix_cache: compute the whole prompt. Requests with prompt_logprobs always do.
+    use_beam_search: the `n` best of `best_of` beams (n by default); length_penalty and early_stopping as in
+        `octavo.beam_search.BeamSearchParams`.
+    spaces_between_special_tokens: taken and without effect, as the tokenizers used here put none.
     """
 
     n: int = 1
@@ -83,6 +102,19 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     bad_words_ids: tuple[tuple[int, ...], ...] = ()
     structured_outputs: StructuredOutputs | None = None
     structured_after: tuple[int, ...] = ()
+    logprobs_mode: str | None = None
+    logprob_token_ids: tuple[int, ...] | None = None
+    repetition_detection: RepetitionDetectionParams | None = None
+    thinking_token_budget: int | None = None
+    extra_args: dict[str, Any] | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: str | None = None
+    skip_reading_prefix_cache: bool | None = None
+    use_beam_search: bool = False
+    best_of: int | None = None
+    length_penalty: float = 1.0
+    early_stopping: bool | str = False
+    spaces_between_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     detokenize: bool = True
@@ -98,8 +130,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         force(self, "bad_words_ids", tuple(tuple(w) for w in self.bad_words_ids or ()))
         if self.allowed_token_ids is not None:
             force(self, "allowed_token_ids", tuple(self.allowed_token_ids))
+        if self.logprob_token_ids is not None:
+            force(self, "logprob_token_ids", tuple(dict.fromkeys(self.logprob_token_ids)))
+            force(self, "logprobs", self.logprobs or 0)
+        if isinstance(self.repetition_detection, dict):
+            force(self, "repetition_detection", repetition_params(self.repetition_detection))
         if self.top_k == -1:
             force(self, "top_k", 0)
+        if self.thinking_token_budget == -1:
+            force(self, "thinking_token_budget", None)
         if self.seed == -1:
             force(self, "seed", None)
         self._check()
@@ -118,7 +157,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 raise RequestError("stop must hold non-empty strings", field="stop")
         if self.stop and not self.detokenize:
             raise RequestError("stop strings need detokenize=True", field="stop")
-        for name in ("stop_token_ids", "allowed_token_ids", "structured_after"):
+        for name in ("stop_token_ids", "allowed_token_ids", "structured_after", "logprob_token_ids"):
             for token in getattr(self, name) or ():
                 integer(token, name, low=0)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
@@ -140,6 +179,28 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         for word in self.bad_words:
             if not isinstance(word, str) or not word:
                 raise RequestError("bad_words must hold non-empty strings", field="bad_words")
+        self._check_extras()
+
+    def _check_extras(self) -> None:
+        one_of(self.logprobs_mode, "logprobs_mode", (None, *LOGPROBS_MODES))
+        one_of(self.truncation_side, "truncation_side", (None, "left", "right"))
+        one_of(self.early_stopping, "early_stopping", (False, True, "never"))
+        if len(self.logprob_token_ids or ()) > MAX_LOGPROB_TOKEN_IDS:
+            raise RequestError(
+                f"logprob_token_ids may hold at most {MAX_LOGPROB_TOKEN_IDS} ids", field="logprob_token_ids"
+            )
+        if not isinstance(self.repetition_detection, RepetitionDetectionParams | None):
+            raise RequestError(
+                f"repetition_detection must be RepetitionDetectionParams, not {self.repetition_detection!r}",
+                field="repetition_detection",
+            )
+        if self.truncate_prompt_tokens == 0:
+            raise RequestError("truncate_prompt_tokens must be at least 1, or -1", field="truncate_prompt_tokens")
+        if self.best_of is not None and self.best_of < self.n:
+            raise RequestError(f"best_of ({self.best_of}) must be at least n ({self.n})", field="best_of")
+        if not isinstance(self.extra_args, dict | None):
+            raise RequestError(f"extra_args must be an object, not {self.extra_args!r}", field="extra_args")
+        plain(self.extra_args, "extra_args")
 
     @property
     def greedy(self) -> bool:
@@ -148,7 +209,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     def check_vocab(self, vocab_size: int) -> None:
         """Raise RequestError for token ids that the model does not have."""
-        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias", "structured_after"):
+        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias", "structured_after", "logprob_token_ids"):
             for token in getattr(self, name) or ():
                 if token >= vocab_size:
                     raise RequestError(f"{name} holds token id {token}, the vocabulary has {vocab_size}", field=name)
@@ -174,3 +235,40 @@ def number(value: Any, field: str, *, low: float, high: float | None = None, abo
         left = "(" if above else "["
         limits = f"in {left}{low}, {high}]" if high is not None else f"{'above' if above else 'at least'} {low}"
         raise RequestError(f"{field} must be {limits}, not {value}", field=field)
+
+
+def one_of(value: Any, field: str, choices: Sequence[Any]) -> None:
+    """Raise RequestError unless value is one of the choices (and of its type: 1 is not True)."""
+    if not any(value is choice or (isinstance(value, str) and value == choice) for choice in choices):
+        known = ", ".join(str(choice) for choice in choices if choice is not None)
+        raise RequestError(f"{field} must be one of {known}, not {value!r}", field=field)
+
+
+def plain(value: Any, field: str, *, depth: int = 0) -> None:
+    """Raise RequestError unless value is made of what a message can carry: JSON, with integers of 64 bits."""
+    if depth > 8:
+        raise RequestError(f"{field} is nested too deeply", field=field)
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise RequestError(f"{field} has the key {key!r}, which is no string", field=field)
+            plain(item, f"{field}.{key}", depth=depth + 1)
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            plain(item, f"{field}[{index}]", depth=depth + 1)
+    elif isinstance(value, bool | str | None):
+        return
+    elif isinstance(value, int):
+        integer(value, field, low=-SEED_LIMIT, high=SEED_LIMIT - 1)
+    else:
+        number(value, field, low=-math.inf)
+
+
+def repetition_params(given: dict[str, Any]) -> RepetitionDetectionParams:
+    """From a body's object. Raises RequestError for an unknown name."""
+    known = RepetitionDetectionParams.__struct_fields__
+    for name in given:
+        if name not in known:
+            field = f"repetition_detection.{name}"
+            raise RequestError(f"{field} is not known; known: {', '.join(known)}", field=field)
+    return RepetitionDetectionParams(**given)

@@ -1,14 +1,15 @@
 """From a step's logits to its tokens: penalties, masks, filters, choice and logprobs, each only when a row asks.
 
 Order, as in vLLM: masks (grammar, allowed ids), bad words, min_tokens and bias, penalties, then for rows that are not
-greedy temperature, min_p, top_k and top_p, then the choice. Logprobs are those of the model: before all of that.
+greedy temperature, min_p, top_k and top_p, then the choice. Logits processors come behind the penalties. Logprobs are
+those of the model, before all of that, unless a request asks for processed ones.
 Row state is set by `admit` and lives in arrays, so that a step touches no per-request object unless it asked for
 something rare.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +19,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo.plugin.step import Admit
+from octavo.sampling.logprobs import FoundLogprobs, LogprobRows
 from octavo.sampling.penalties import PenaltyState
+from octavo.sampling.processors import ProcessorRows
 
 NEG_INF = float("-inf")
 FLOATS = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
@@ -38,10 +41,11 @@ HISTORY_PAD = -1
 
 @dataclass(frozen=True, kw_only=True)
 class Sampled:
-    """tokens int64 [N], -1 where a row failed. logprobs: (places int [m], ids, values, ranks), see topk_logprobs."""
+    """tokens int64 [N], -1 where a row failed. errors: row -> why, where that is known."""
 
     tokens: Tensor
-    logprobs: tuple[NDArray[np.int64], Tensor, Tensor, Tensor] | None = None
+    logprobs: FoundLogprobs | None = None
+    errors: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,13 +66,14 @@ class Sampler:
     """Samples for the rows of a request table.
 
     ops: bound catalogue ops by name (`OPS`). tokens: the device's request table int32 [R, L], for bad words.
-    upload: array -> tensor on the device; the runner sets one that does not wait.
+    upload: array -> tensor on the device; the runner sets one that does not wait. processors: name -> class.
     """
 
     ops: dict[str, Callable[..., Any]]
     tokens: Tensor
     vocab_size: int
     device: torch.device
+    processors: Mapping[str, type[Any]] = field(default_factory=dict)
     upload: Callable[[NDArray[Any]], Tensor] = field(init=False)
     penalty_state: PenaltyState = field(init=False)
 
@@ -77,7 +82,8 @@ class Sampler:
         num_rows = self.tokens.shape[0]
         self.floats = np.zeros((num_rows, len(FLOATS)), np.float32)
         self.ints = np.zeros((num_rows, 2), np.int64)  # top_k, seed
-        self.logprobs = np.full(num_rows, -1, np.int64)  # top logprobs asked for; -1: none
+        self.logprobs = LogprobRows(num_rows, self.vocab_size, self.ops["topk_logprobs"])
+        self.processed = ProcessorRows(self.processors, self.tokens)
         self.penalised = np.zeros(num_rows, np.bool_)
         self.is_rare = np.zeros(num_rows, np.bool_)
         self.special = np.zeros(num_rows, np.bool_)  # anything but the most likely token or a draw at a temperature
@@ -103,8 +109,6 @@ class Sampler:
         if params.greedy:
             self.floats[row, 0] = 0.0
         self.ints[row] = params.top_k if params.top_k < self.vocab_size else 0, admit.seed
-        top = params.logprobs
-        self.logprobs[row] = -1 if top is None else self.vocab_size if top == -1 else min(top, self.vocab_size)
         self.penalised[row] = (
             params.presence_penalty != 0.0 or params.frequency_penalty != 0.0 or params.repetition_penalty != 1.0
         )
@@ -116,37 +120,37 @@ class Sampler:
         if rare is not None:
             self.rare[row] = rare
         filtered = params.min_p > 0.0 or params.top_p < 1.0 or self.ints[row, 0] > 0
-        self.special[row] = (
-            (filtered and not params.greedy) or self.penalised[row] or rare is not None or self.logprobs[row] >= 0
-        )
+        watched = self.logprobs.admit(row, params) | self.processed.admit(admit)
+        self.special[row] = (filtered and not params.greedy) or self.penalised[row] or rare is not None or watched
 
     def release(self, row: int) -> None:
         """Forget a row."""
         self.penalty_state.release(row)
         self.rare.pop(row, None)
         self.is_rare[row] = self.penalised[row] = self.special[row] = False
-        self.logprobs[row] = -1
+        self.logprobs.release(row)
+        self.processed.release(row)
 
     def sample(
         self, logits: Tensor, rows: NDArray[np.int32], positions: NDArray[np.int64], bitmask: NDArray[np.int32] | None
     ) -> Sampled:
         """One token for each of N rows. logits float32 [N, V], may be changed; positions [N]: of the new tokens."""
-        wants = self.logprobs[rows] >= 0
-        raw = None
-        if wants.any():
-            places = np.flatnonzero(wants)
-            raw = logits[self.upload(places)]
+        places, late = self.logprobs.wanting(rows), self.logprobs.processed(rows)
+        # A copy, as what follows changes the logits in place.
+        seen = logits[self.upload(places)] if len(places) else None
         self._adjust(logits, rows, positions, bitmask)
-        tokens = self._choose(logits, rows, positions)
+        errors = self.processed.apply(logits, rows, positions, self.upload) if self.processed.any else {}
+        tokens = self._choose(logits, rows, positions, scale=len(late) > 0)
         if self.penalised[rows].any():
             places_penalised = np.flatnonzero(self.penalised[rows])
             where = self.upload(self.penalty_state.places(rows[places_penalised]))
             self.penalty_state.count(where, tokens[self.upload(places_penalised)])
-        if raw is None:
-            return Sampled(tokens=tokens)
-        width = int(self.logprobs[rows[places]].max())
-        found = self.ops["topk_logprobs"](raw, tokens[self.upload(places)], width)
-        return Sampled(tokens=tokens, logprobs=(places, *found))
+        if seen is None:
+            return Sampled(tokens=tokens, errors=errors)
+        if len(late):
+            seen[self.upload(np.searchsorted(places, late))] = logits[self.upload(late)]
+        found = self.logprobs.find(seen, tokens[self.upload(places)], rows[places], places, self.upload)
+        return Sampled(tokens=tokens, logprobs=found, errors=errors)
 
     def is_plain(self, rows: NDArray[np.int32]) -> bool:
         """Whether all rows want just the most likely token, or a draw at their temperature."""
@@ -160,7 +164,8 @@ class Sampler:
         tokens: Tensor = self.ops["sample"](logits, self.temperature, self.seeds, positions, rows)
         return tokens
 
-    def _choose(self, logits: Tensor, rows: NDArray[np.int32], positions: NDArray[np.int64]) -> Tensor:
+    def _choose(self, logits: Tensor, rows: NDArray[np.int32], positions: NDArray[np.int64], *, scale: bool) -> Tensor:
+        """scale: leave logits as they are sampled from, after temperature and filters."""
         floats, ints = self.floats[rows], self.ints[rows]
         temperature, top_p, min_p, top_k = floats[:, 0], floats[:, 1], floats[:, 2], ints[:, 0]
         random = temperature > 0.0
@@ -170,7 +175,7 @@ class Sampler:
             return tokens
         cut_by_min = random & (min_p > 0.0)
         cut_by_top = random & ((top_p < 1.0) | (top_k > 0))
-        if cut_by_min.any() or cut_by_top.any():
+        if scale or cut_by_min.any() or cut_by_top.any():
             # Filters look at the distribution after temperature: scale now and draw at temperature 1.
             logits.div_(self.upload(np.where(random, temperature, np.float32(1.0)))[:, None])
             temperature = random.astype(np.float32)
