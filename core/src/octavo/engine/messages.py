@@ -23,16 +23,16 @@ class Finish(IntEnum):
     LENGTH = 2
     ABORT = 3
     ERROR = 4
-
     REPETITION = 5
+
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Serve this. tokens: int32 prompt ids. max_tokens is resolved: at most what fits the context.
 
     eos: token ids that end the sequence as STOP (EOS and stop_token_ids), empty with ignore_eos and no stop tokens.
     salt: separates prefix-cache entries (cache_salt, later multimodal hashes).
-    """
     leader: handle of the first of a request's answers, sent before; the prompt is computed for it alone. 0: none.
+    """
 
     handle: int
     client: int
@@ -44,8 +44,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     priority: int = 0
     lora: int = 0
     salt: bytes = b""
-
     leader: int = 0
+
 
 class Abort(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Stop these; a sequence that has already ended is ignored. `finished` True: ended by a stop string."""

@@ -225,11 +225,6 @@ class ExtensionRegistry(Protocol):
         ...
 
     def quant_format(self, name: str, target: str) -> None: ...
-
-
-class Communicator(Protocol):
-    """Collectives of one group of ranks. With one rank every call returns its input."""
-
     def logits_processor(self, name: str, target: str) -> None:
         """A `LogitsProcessor`, imported at start-up."""
         ...
@@ -258,6 +253,11 @@ class LogitsProcessor(Protocol):
         host waits for the step before.
         """
         ...
+
+
+class Communicator(Protocol):
+    """Collectives of one group of ranks. With one rank every call returns its input."""
+
     rank: int
     size: int
 

@@ -184,13 +184,13 @@ def _with_memory(
         kv_plans=plans,
         kv_bytes=kv_bytes,
         vocab_size=model.vocab_size,
+        processors=processors,
     )
     platform.worker_event("ready", worker)
     return worker
 
 
 def kv_state(worker: Worker) -> str:
-        processors=processors,
     """What ranks must agree on before they serve: the scheduler of rank 0 hands out the blocks of all."""
     return f"KV blocks {', '.join(str(group.num_blocks) for group in worker.executor.kv_groups)}"
 
