@@ -1,9 +1,10 @@
-"""Core's own models and logits processors, registered by the hook that a third party's would use."""
+"""Core's own models, logits processors and formats of answers, registered by the hook that a third party's would use."""
 
 from __future__ import annotations
 
 from octavo.models.registry import MODELS
 from octavo.plugin import ExtensionRegistry, hookimpl
+from octavo.server.parsers.names import REASONING, TOOLS
 
 
 @hookimpl
@@ -11,3 +12,7 @@ def register_extensions(registry: ExtensionRegistry) -> None:
     for model_type, target in MODELS.items():
         registry.model(model_type, target)
     registry.logits_processor("thinking_token_budget", "octavo.sampling.thinking:ThinkingTokenBudget")
+    for name, target in TOOLS.items():
+        registry.tool_parser(name, target)
+    for name, target in REASONING.items():
+        registry.reasoning_parser(name, target)

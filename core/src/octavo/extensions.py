@@ -1,4 +1,4 @@
-"""Hardware-neutral additions: models and quantization formats, by name -> "package.module:Class".
+"""Hardware-neutral additions: models, quantization formats, parsers, by name -> "package.module:Class".
 
 Core's own enter by the same hook, `register_extensions`, as those of the entry-point group `octavo.extensions` and of
 the chosen platform.
@@ -25,6 +25,8 @@ class Extensions:
     models: dict[str, str] = field(default_factory=dict)
     quant_formats: QuantFormats = field(default_factory=QuantFormats)
     logits_processors: dict[str, str] = field(default_factory=dict)
+    tool_parsers: dict[str, str] = field(default_factory=dict)
+    reasoning_parsers: dict[str, str] = field(default_factory=dict)
 
     def model(self, model_type: str, target: str) -> None:
         _add(self.models, "model type", model_type, target)
@@ -34,6 +36,12 @@ class Extensions:
 
     def logits_processor(self, name: str, target: str) -> None:
         _add(self.logits_processors, "logits processor", name, target)
+
+    def tool_parser(self, name: str, target: str) -> None:
+        _add(self.tool_parsers, "tool parser", name, target)
+
+    def reasoning_parser(self, name: str, target: str) -> None:
+        _add(self.reasoning_parsers, "reasoning parser", name, target)
 
 
 def load_extensions(platform: ActivePlatform | None = None) -> Extensions:

@@ -229,6 +229,14 @@ class ExtensionRegistry(Protocol):
         """A `LogitsProcessor`, imported at start-up."""
         ...
 
+    def tool_parser(self, name: str, target: str) -> None:
+        """A `ToolFormat` of `octavo.server.parsers.grammar`, for `--tool-call-parser`: "package.module:NAME"."""
+        ...
+
+    def reasoning_parser(self, name: str, target: str) -> None:
+        """A `ReasoningFormat` of `octavo.server.parsers.grammar`, for `--reasoning-parser`."""
+        ...
+
 
 class LogitsProcessor(Protocol):
     """Changes the logits of one request that names it: `SamplingParams(extra_args={name: value})`, `vllm_xargs` in the

@@ -98,7 +98,7 @@ def make_executor(config: EngineConfig, device: Device) -> ModelExecutor | None:
 
 @hookspec
 def register_extensions(registry: ExtensionRegistry) -> None:
-    """Models and quantization formats: hardware-neutral. The only hook of the `octavo.extensions` group."""
+    """What is hardware-neutral, by name: models, quantization formats, parsers. The only hook of the `octavo.extensions` group."""
 
 
 @hookspec
