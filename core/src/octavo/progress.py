@@ -15,7 +15,8 @@ SHOW_AFTER_S = 1.0
 class ProgressBar:
     """Requests done and tokens a second, on stderr; nothing when stderr is no terminal or the work is short."""
 
-    def __init__(self, num_requests: int, *, enabled: bool) -> None:
+    def __init__(self, num_requests: int | None, *, enabled: bool) -> None:
+        """num_requests: None where nobody knows how many will come."""
         self._num_requests = num_requests
         self._enabled = enabled and sys.stderr.isatty()
         self._started = time.monotonic()
@@ -33,10 +34,15 @@ class ProgressBar:
 
     def update(self, delta: RequestOutput) -> None:
         """Count what a delta brought."""
+        if self._enabled:
+            self.advance(requests=int(delta.finished), tokens=sum(len(output.token_ids) for output in delta.outputs))
+
+    def advance(self, *, requests: int, tokens: int) -> None:
+        """Count requests that are done and tokens that came."""
         if not self._enabled:
             return
-        self._num_done += delta.finished
-        self._num_tokens += sum(len(output.token_ids) for output in delta.outputs)
+        self._num_done += requests
+        self._num_tokens += tokens
         elapsed = time.monotonic() - self._started
         if elapsed < SHOW_AFTER_S:
             return

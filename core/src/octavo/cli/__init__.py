@@ -15,11 +15,12 @@ COMMANDS = {
     "serve": "Serve a model over HTTP (OpenAI-compatible).",
     "generate": "Complete a prompt and print the text.",
     "chat": "Talk with a model in the terminal.",
+    "run-batch": "Answer a file of requests (OpenAI's batch format).",
     "bench": "Measure latency, throughput, or a running server.",
     "explain": "Show which kernel serves each op of a model, and why.",
     "plugin": "List and check hardware platforms.",
 }
-"""Subcommand -> its line of help. Command X is the click command `X` of `octavo.cli.X`."""
+"""Subcommand -> its line of help. Command X-Y is the click command `X_Y` of `octavo.cli.X_Y`."""
 
 
 class LazyGroup(click.Group):
@@ -31,7 +32,8 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = getattr(importlib.import_module(f"octavo.cli.{cmd_name}"), cmd_name)
+        name = cmd_name.replace("-", "_")
+        command: click.Command = getattr(importlib.import_module(f"octavo.cli.{name}"), name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

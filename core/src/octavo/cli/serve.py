@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import logging
 import sys
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -57,9 +58,11 @@ def flag(field: str) -> str:
     return "--" + singular.replace("_", "-")
 
 
-def server_options(command: Any) -> Any:
-    """Add the flags of ServerOptions, each with its environment variable."""
+def server_options(command: Any, *, fields: Collection[str] | None = None) -> Any:
+    """Add the flags of ServerOptions (or of some fields), each with its environment variable."""
     for field, kind, text in reversed(FLAGS):
+        if fields is not None and field not in fields:
+            continue
         default = DEFAULTS[field]
         settings: dict[str, Any] = {"is_flag": True} if kind is bool else {"type": kind}
         command = click.option(
