@@ -118,6 +118,14 @@ def test_case_C16_descriptions_and_odd_keywords_do_not_break_the_grammar(
     assert not grammar.allows(written.forced([("find", {"query": "a", "limit": "x"})]))
 
 
+def test_tools_without_a_schema_take_any_arguments(written: Any, parsing: SimpleNamespace, compiler: Any) -> None:
+    tools = [parsing.Tool("f", None, True), parsing.Tool("g", {"type": "object"})]
+    grammar = Grammar(compiler, parsing.make(written.name).structural_tag(tools, choice="required"))
+    calls = [("f", {"a": "b c", "n": 3, "l": ["x", "y"]}), ("g", {}), ("f", {"o": {"p": "q"}, "t": True})]
+    assert grammar.allows(written.forced(calls))
+    assert not grammar.allows(written.forced([("h", {})]))
+
+
 def test_harmony_may_think_before_a_forced_call(parsing: SimpleNamespace, compiler: Any, tools: list[Any]) -> None:
     grammar = Grammar(compiler, parsing.make("openai").structural_tag(tools, choice="required"))
     call = '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "x"}<|call|>'

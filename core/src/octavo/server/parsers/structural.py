@@ -19,8 +19,24 @@ Json = dict[str, Any]
 ANY_OBJECT: Json = {"type": "object"}
 ANY_TEXT: Json = {"type": "any_text"}
 ESCAPE = "<escape>"
-OWN_STYLES = ("pythonic", "escaped")
-"""Of arguments, which xgrammar does not know: they are put together of its parts."""
+ANY_ARGUMENTS = {
+    "pythonic": r"""
+root ::= (argument (", " argument)*)?
+argument ::= [A-Za-z_] [A-Za-z0-9_]* "=" value
+value ::= string | list | dict | [A-Za-z0-9_.+\-]+
+string ::= "\"" ([^"\\\n] | "\\" [^\n])* "\"" | "'" ([^'\\\n] | "\\" [^\n])* "'"
+list ::= "[" (value (", " value)*)? "]"
+dict ::= "{" (string ": " value (", " string ": " value)*)? "}"
+""",
+    "escaped": r"""
+root ::= object
+object ::= "{" (pair ("," pair)*)? "}"
+pair ::= [A-Za-z0-9_.\-]+ ":" value
+value ::= "<escape>" ([^<] | "<" [^e])* "<escape>" | object | list | [A-Za-z0-9_.+\-]+
+list ::= "[" (value ("," value)*)? "]"
+""",
+}
+"""Grammars of arguments that no schema describes, in the styles that xgrammar does not know."""
 
 MAX_DEPTH = 6
 """Of objects in objects that are written with escapes."""
@@ -76,7 +92,6 @@ def _free_text(tag: CallTag, calls: list[Json], *, parallel: bool) -> Json:
 
 
 def _call(tag: CallTag, tool: Tool, *, free: bool) -> Json:
-    free = free and tag.style not in OWN_STYLES  # these know no "any object"
     schema = dict(tool.parameters) if tool.parameters and not free else ANY_OBJECT
     content = _arguments(tag.style, schema)
     if tag.number:
@@ -85,6 +100,8 @@ def _call(tag: CallTag, tool: Tool, *, free: bool) -> Json:
 
 
 def _arguments(style: str, schema: Json) -> Json:
+    if style in ANY_ARGUMENTS and "properties" not in schema:
+        return {"type": "grammar", "grammar": ANY_ARGUMENTS[style]}
     match style:
         case "pythonic":
             return _one_by_one(schema, schema, assign="=", between=", ", value=_python_value)
