@@ -65,6 +65,41 @@ def strict(text: str | bytes) -> Any:
     return json.loads(text, parse_constant=refuse)
 
 
+def read_events(response: httpx.Response) -> list[dict[str, Any]]:
+    """The typed events of a response, whose framing is checked."""
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"].startswith("text/event-stream")
+    *blocks, end = response.text.split("\n\n")
+    assert end == ""
+    events = []
+    for block in filter(None, blocks):
+        name, data = block.split("\n")
+        events.append(strict(data.removeprefix("data: ")))
+        assert name == "event: " + events[-1]["type"]
+    return events
+
+
+def join_deltas(deltas: list[dict[str, Any]]) -> dict[str, Any]:
+    """The message that a client makes of a stream: texts are joined, calls too, by their index. Without ids."""
+    calls: dict[int, dict[str, str]] = {}
+    for call in (call for delta in deltas for call in delta.get("tool_calls", ())):
+        assert ("id" in call) == (call["index"] not in calls), "an id comes once, first"
+        joined = calls.setdefault(call["index"], {"name": "", "arguments": ""})
+        for name, text in call["function"].items():
+            joined[name] += text
+    texts = {
+        name: "".join(delta.get(name) or "" for delta in deltas)
+        for name in ("content", "reasoning", "reasoning_content")
+    }
+    return texts | {"tool_calls": [calls[index] for index in sorted(calls)]}
+
+
+def without_ids(message: dict[str, Any]) -> dict[str, Any]:
+    """A message as `join_deltas` gives it: ids of calls are drawn for each request."""
+    texts = {name: message.get(name) or "" for name in ("content", "reasoning", "reasoning_content")}
+    return texts | {"tool_calls": [call["function"] for call in message.get("tool_calls", ())]}
+
+
 class Server:
     """A running server and the ways tests talk to it."""
 
@@ -100,6 +135,14 @@ class Server:
         assert all(event.startswith("data: ") for event in events[:-1])
         return [strict(event.removeprefix("data: ")) for event in events[:-2]]
 
+    async def events(self, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+        """The typed events of a stream: each is named by its type, and nothing stands behind the last."""
+        return read_events(await self.send(path, body | {"stream": True}))
+
+    async def replay(self, path: str, **how: Any) -> list[dict[str, Any]]:
+        """The typed events that a GET gives."""
+        return read_events(await self.get(path, **how))
+
     async def both(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """The plain answer, after checking that a stream of the same request joins to it."""
         plain = await self.ask(path, body)
@@ -111,7 +154,7 @@ class Server:
             assert pieces[-1]["finish_reason"] is not None
             assert pieces[-1].get("stop_reason") == choice["stop_reason"]
             if path == CHAT:
-                assert "".join(piece["delta"].get("content") or "" for piece in pieces) == choice["message"]["content"]
+                assert join_deltas([piece["delta"] for piece in pieces]) == without_ids(choice["message"])
                 assert [piece["delta"].get("role") for piece in pieces] == ["assistant"] + [None] * (len(pieces) - 1)
                 contents = [entry for piece in pieces for entry in (piece["logprobs"] or {"content": []})["content"]]
                 assert contents == (choice["logprobs"] or {"content": []})["content"]

@@ -182,13 +182,10 @@ async def test_ill_formed_messages_are_refused_by_name(serve, messages, field):
 @pytest.mark.parametrize(
     ("extra", "field"),
     [
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),
+        ({"return_prompt_text": True}, "return_prompt_text"),
+        ({"web_search_options": {"user_location": None}}, "web_search_options"),
         ({"functions": [{"name": "f"}]}, "functions"),
         ({"modalities": ["text", "audio"]}, "modalities"),
-        ({"use_beam_search": True}, "use_beam_search"),
         ({"best_of": 4}, "best_of"),
     ],
 )

@@ -47,6 +47,13 @@ FLAGS: tuple[tuple[str, Any, str], ...] = (
     ("log_format", click.Choice(logs.FORMATS), "Lines for people, or a JSON object a line."),
     ("access_log", bool, "Log a line per HTTP request, with its tokens and times."),
     ("log_requests", bool, "Log the prompts and parameters of requests."),
+    ("tool_call_parser", str, "How the model writes tool calls: auto (its chat template shows it), none, or a name."),
+    ("reasoning_parser", str, "How the model writes its reasoning: auto, none, or a name."),
+    (
+        "tool_strict_level",
+        click.Choice(("auto", "function", "parameter")),
+        "What holds a call whose tool does not say strict: nothing, the tools' names, or the arguments' schema too.",
+    ),
     ("max_log_len", click.IntRange(0), "Most characters, or token ids, of a prompt that are logged."),
 )
 """Field of ServerOptions, type, help. Fields that hold several values are spelled in the singular."""

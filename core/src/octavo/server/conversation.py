@@ -20,7 +20,8 @@ from octavo.outputs import CompletionOutput, Logprob, RequestOutput
 from octavo.sampling.params import SamplingParams
 from octavo.server.messages import count_characters
 from octavo.server.parsers.events import Content, Event
-from octavo.server.service import Service
+from octavo.server.reading import SWITCHES, ChoiceReader, plan
+from octavo.server.service import Rendered, Service
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +57,7 @@ class Conversation:
         `reasoning_content`) and `tool_calls`, and the role "tool" answers a call.
     params: already checked. tool_choice: "auto", "none", "required", or "named" with `tool_name`.
     default_max_tokens: used where params.max_tokens is None, cut to the room that is left.
+    stream_interval: at least that many tokens in a delta, but for the first and the last of a choice.
     field_names: the engine's names of fields -> what the protocol calls them, for errors.
     """
 
@@ -72,7 +74,13 @@ class Conversation:
     priority: int = 0
     cache_salt: str = ""
     default_max_tokens: int | None = None
+    stream_interval: int = 1
     field_names: Mapping[str, str] = field(default_factory=lambda: {"prompt": "messages"})
+
+    @property
+    def offered_tools(self) -> tuple[Tool, ...]:
+        """The tools that the model gets to see."""
+        return () if self.tool_choice == "none" else self.tools
 
 
 class AnswerDelta(msgspec.Struct, kw_only=True):
@@ -105,17 +113,41 @@ Answers = AsyncGenerator[AnswerDelta, None]
 
 async def render(service: Service, conversation: Conversation) -> list[int]:
     """The prompt's token ids. Raises RequestError."""
+    return (await render_text(service, conversation)).token_ids
+
+
+async def render_text(service: Service, conversation: Conversation) -> Rendered:
+    """The prompt. Raises RequestError."""
     template = conversation.template
-    return await service.encode_chat(
+    return await service.render_chat(
         conversation.messages,
         num_characters=count_characters(conversation.messages),
+        tools=[tool_json(tool) for tool in conversation.offered_tools] or None,
         documents=template.documents,
         add_generation_prompt=template.add_generation_prompt,
         continue_final_message=template.continue_final_message,
         template=template.chat_template,
-        template_kwargs=template.chat_template_kwargs,
+        template_kwargs=template_kwargs(conversation),
         add_special_tokens=template.add_special_tokens,
     )
+
+
+def tool_json(tool: Tool) -> dict[str, Any]:
+    """A tool as chat templates take it."""
+    function: dict[str, Any] = {"name": tool.name}
+    if tool.description is not None:
+        function["description"] = tool.description
+    function["parameters"] = tool.parameters or {"type": "object", "properties": {}}
+    return {"type": "function", "function": function}
+
+
+def template_kwargs(conversation: Conversation) -> Mapping[str, Any]:
+    """The template's arguments: the request's own, and its effort under the names that templates know."""
+    effort = conversation.reasoning_effort
+    given = conversation.template.chat_template_kwargs or {}
+    if effort is None:
+        return given
+    return {"reasoning_effort": effort, **(dict.fromkeys(SWITCHES, False) if effort == "none" else {}), **given}
 
 
 async def answer(service: Service, conversation: Conversation) -> Answers:
@@ -125,22 +157,44 @@ async def answer(service: Service, conversation: Conversation) -> Answers:
     """
     service.admit()
     try:
-        prompt = await render(service, conversation)
+        prompt = await render_text(service, conversation)
+        reading = plan(service, conversation, prompt.text)
         outputs = service.generate(
-            [prompt],
-            conversation.params,
+            [prompt.token_ids],
+            reading.params,
             request_id=conversation.request_id,
             priority=conversation.priority,
             cache_salt=conversation.cache_salt,
             default_max_tokens=conversation.default_max_tokens,
+            stream_interval=conversation.stream_interval,
         )
+        readers: dict[int, ChoiceReader] = {}
         async with aclosing(outputs):
             async for _, output in outputs:
                 for new in output.outputs:
-                    yield delta(new, output, [Content(new.text)] if new.text else [])
+                    if reading.make is None:  # the hot path
+                        yield delta(new, output, [Content(new.text)] if new.text else [])
+                        continue
+                    reader = readers.get(new.index)
+                    if reader is None:
+                        reader = readers[new.index] = reading.make()
+                    made = delta(new, output, reader.read(new))
+                    made.finish_reason = reader.finish_reason(new.finish_reason)
+                    made.stop_reason = reader.stop_reason(new.stop_reason)
+                    made.num_reasoning_tokens = reader.num_reasoning_tokens
+                    yield made
     except RequestError as error:
-        error.field = conversation.field_names.get(error.field, error.field)
+        error.field = field_name(error.field, conversation)
         raise
+
+
+def field_name(field: str, conversation: Conversation) -> str:
+    """What the protocol calls a field of the engine."""
+    names = conversation.field_names
+    head = field.partition(".")[0]
+    if head == "structured_outputs" and conversation.params.structured_outputs is None:
+        return "tool_choice" if conversation.tool_choice in ("required", "named") else "tools"
+    return names.get(field, names.get(head, field))
 
 
 def delta(new: CompletionOutput, output: RequestOutput, events: list[Event]) -> AnswerDelta:

@@ -29,6 +29,30 @@ def check_messages(messages: Sequence[dict[str, Any]]) -> None:
                 _check_part(part, f"{place}.content[{number}]")
         elif not isinstance(content, str | None):
             raise RequestError(f"{place}.content must be text or a list of parts", field=f"{place}.content")
+        for name in ("name", "tool_call_id", "reasoning", "reasoning_content"):
+            if not isinstance(message.get(name), str | None):
+                raise RequestError(f"{place}.{name} must be text", field=f"{place}.{name}")
+        _check_calls(message.get("tool_calls"), f"{place}.tool_calls")
+
+
+def _check_calls(calls: Any, place: str) -> None:
+    """The calls of an earlier answer, as that answer gave them."""
+    if not isinstance(calls, list | None):
+        raise RequestError(f"{place} must be a list of calls", field=place)
+    for index, call in enumerate(calls or ()):
+        where = f"{place}[{index}]"
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict):
+            raise RequestError(f"{where} must be an object with a function", field=where)
+        if not isinstance(call.get("id"), str | None):
+            raise RequestError(f"{where}.id must be text", field=f"{where}.id")
+        if call.get("type", "function") != "function":
+            raise RequestError(f"{where}.type must be function", field=f"{where}.type")
+        if not isinstance(function.get("name"), str) or not function["name"]:
+            raise RequestError(f"{where}.function.name must be a non-empty text", field=f"{where}.function.name")
+        if not isinstance(function.get("arguments"), str | dict | None):
+            field = f"{where}.function.arguments"
+            raise RequestError(f"{field} must be JSON text of an object, or the object", field=field)
 
 
 def text_of(message: dict[str, Any]) -> str:

@@ -10,9 +10,9 @@ import itertools
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter
 
@@ -24,7 +24,10 @@ from octavo.server.access import KeyRing
 from octavo.server.access_log import log_exchange, log_request
 from octavo.server.errors import ApiError, queue_full, shutting_down, unknown_model
 from octavo.server.exchange import Exchange, current
+from octavo.server.formats import model_format, plain_format
+from octavo.server.interval import spaced
 from octavo.server.options import ServerOptions
+from octavo.server.parsers.registry import Format
 
 if TYPE_CHECKING:
     from octavo.engine.client import EngineClient
@@ -127,9 +130,10 @@ class Service:
         work = partial(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
         return work() if len(text) <= INLINE_CHARACTERS else await asyncio.to_thread(work)
 
-    async def encode_chat(self, messages: list[dict[str, Any]], *, num_characters: int, **how: Any) -> list[int]:
-        """Token ids of a rendered conversation; `how` goes to `Tokenizer.encode_chat`. Raises RequestError."""
-        work = partial(self.tokenizer.encode_chat, messages, **how)
+    async def render_chat(self, messages: list[dict[str, Any]], *, num_characters: int, **how: Any) -> Rendered:
+        """A conversation as text and as token ids; `how` goes to `Tokenizer.render_chat`, except for
+        `add_special_tokens`. Raises RequestError."""
+        work = partial(render, self.tokenizer, messages, **how)
         if num_characters <= INLINE_CHARACTERS:
             return work()
         # Templates may drop text (old reasoning), so a margin is left: this only spares hopeless work.
@@ -141,6 +145,22 @@ class Service:
                 field="messages",
             )
         return await asyncio.to_thread(work)
+
+    @cached_property
+    def format(self) -> Format:
+        """How the model writes tool calls and reasoning. Raises ConfigError for a parser that does not exist."""
+        return model_format(self.client.tokenizer, self.options)
+
+    @cached_property
+    def plain_format(self) -> Format:
+        """Tool calls as plain JSON: for a model that can be held to no format of its own."""
+        return plain_format()
+
+    @cached_property
+    def special_texts(self) -> frozenset[str]:
+        """The texts of the special tokens."""
+        tokenizer = self.tokenizer
+        return frozenset(filter(None, (tokenizer.token_text(token) for token in tokenizer.special_ids)))
 
     def _longest_token_bytes(self) -> int:
         if self._longest_token is None:
@@ -158,10 +178,12 @@ class Service:
         cache_salt: str = "",
         add_special_tokens: bool = True,
         default_max_tokens: int | None = None,
+        stream_interval: int = 1,
     ) -> Outputs:
         """Answers to all prompts, merged as they come; closing it aborts what still runs. Raises as `admit`.
 
         default_max_tokens: used where params.max_tokens is None, cut to the room that is left.
+        stream_interval: at least that many tokens in a delta, but for the first and the last ones.
         """
         self.admit()
         self.check_limits(prompts, params, priority)
@@ -186,6 +208,8 @@ class Service:
             )
             for prompt in prompts
         ]
+        if stream_interval > 1:
+            streams = [spaced(stream, stream_interval) for stream in streams]
         exchange = current.get()
         if exchange is not None:
             exchange.params, exchange.num_sequences = params, exchange.num_sequences + num_sequences
@@ -220,6 +244,21 @@ class Service:
                     yield index, output
         finally:
             self.num_live -= num_sequences
+
+
+class Rendered(NamedTuple):
+    """A prompt as text and as token ids."""
+
+    text: str
+    token_ids: list[int]
+
+
+def render(
+    tokenizer: Tokenizer, messages: list[dict[str, Any]], *, add_special_tokens: bool = False, **how: Any
+) -> Rendered:
+    """The prompt of a conversation; `how` goes to `Tokenizer.render_chat`. Raises RequestError."""
+    text = tokenizer.render_chat(messages, **how)
+    return Rendered(text, tokenizer.encode_rendered(text, add_special_tokens=add_special_tokens))
 
 
 async def merge(streams: Sequence[AsyncGenerator[RequestOutput, None]]) -> Outputs:

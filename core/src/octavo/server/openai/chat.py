@@ -18,6 +18,7 @@ from octavo.server.openai.answers import ChatChunk, ChatCompletion, UsageCount
 from octavo.server.openai.chat_pieces import DeltaWriter, add_prompt, join_pieces
 from octavo.server.openai.logprobs import TokenNames
 from octavo.server.openai.protocol import ChatBody, StreamOptions
+from octavo.server.openai.response_format import structured_field
 from octavo.server.openai.sampling import (
     check_max_logprobs,
     check_request_fields,
@@ -26,9 +27,13 @@ from octavo.server.openai.sampling import (
     to_params,
 )
 from octavo.server.openai.templates import template_options
+from octavo.server.openai.tools import read_tool_use
 from octavo.server.service import Service
 
 Pieces = AsyncGenerator[ChatChunk, None]
+
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+"""What `reasoning_effort` may be. Templates know some of them; "none" switches reasoning off where they can."""
 
 
 async def create_chat(service: Service, call: Call[ChatBody]) -> ChatCompletion | Stream[ChatChunk]:
@@ -54,16 +59,41 @@ def read_conversation(body: ChatBody, service: Service, *, request_id: str) -> C
     check_request_fields(body)
     check_messages(body.messages)
     default_max_tokens = service.info.default_sampling.get("max_tokens")
+    use = read_tool_use(body.tools, body.tool_choice)
     return Conversation(
         messages=body.messages,
         params=read_params(body, service),
+        tools=use.tools,
+        tool_choice=use.choice,
+        tool_name=use.name,
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        reasoning_effort=read_effort(body.reasoning_effort),
+        include_reasoning=body.include_reasoning is not False,
         template=template_options(body, service),
         request_id=request_id,
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
         default_max_tokens=None if default_max_tokens is None else int(default_max_tokens),
-        field_names={"prompt": "messages", "max_tokens": max_tokens_field(body), "logprobs": "top_logprobs"},
+        stream_interval=body.stream_interval or 1 if body.stream else 1,
+        field_names=field_names(body),
     )
+
+
+def field_names(body: ChatBody) -> dict[str, str]:
+    """What a chat calls fields that the engine knows by another name."""
+    names = {"prompt": "messages", "max_tokens": max_tokens_field(body), "logprobs": "top_logprobs"}
+    names["extra_args"] = "vllm_xargs"
+    if body.structured_outputs is None:
+        names["structured_outputs"] = structured_field(body)
+    return names
+
+
+def read_effort(effort: str | None) -> str | None:
+    """How much the model should reason. Raises RequestError."""
+    if effort is not None and effort not in EFFORTS:
+        message = f"reasoning_effort must be one of {', '.join(EFFORTS)}, not {effort!r}"
+        raise RequestError(message, field="reasoning_effort")
+    return effort
 
 
 def read_params(body: ChatBody, service: Service) -> SamplingParams:

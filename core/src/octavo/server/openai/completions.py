@@ -54,6 +54,7 @@ async def create_completion(service: Service, call: Call[CompletionBody]) -> Com
         cache_salt=body.cache_salt or "",
         add_special_tokens=body.add_special_tokens is not False,
         default_max_tokens=DEFAULT_MAX_TOKENS,
+        stream_interval=body.stream_interval or 1 if body.stream else 1,
     )
     count = UsageCount()
     pieces = make_pieces(outputs, body, service, count=count, num_answers=params.n)

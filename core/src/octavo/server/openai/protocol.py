@@ -64,16 +64,43 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     cache_salt: str | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    stream_interval: int | None = None
+    logprob_token_ids: list[int] | None = None
+    repetition_detection: dict[str, Any] | None = None
+    thinking_token_budget: int | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: str | None = None
+    spaces_between_special_tokens: bool | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | str | None = None
+    vllm_xargs: dict[str, Any] | None = None
+    # The form of the answer; one of them:
+    response_format: Annotated[Any, msgspec.Meta(examples=[{"type": "text"}])] = None
+    structured_outputs: Any = None
+    structural_tag: str | dict[str, Any] | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_json_object: bool | None = None
+    guided_decoding_backend: str | None = None
+    guided_whitespace_pattern: str | None = None
+    # Without effect on the answer:
     user: str | None = None
     metadata: Any = None
     store: bool | None = None
     service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    session_id: str | None = None
+    prediction: Any = None
     # Refused when set:
-    response_format: Any = None
-    structured_outputs: Any = None
-    use_beam_search: bool | None = None
-    truncate_prompt_tokens: int | None = None
     kv_transfer_params: Any = None
+    ec_transfer_params: Any = None
+    mm_processor_kwargs: Any = None
+    media_io_kwargs: Any = None
 
 
 class CompletionBody(SamplingFields, kw_only=True):
@@ -97,14 +124,19 @@ class ChatBody(SamplingFields, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    # Refused when set:
-    tools: Any = None
+    documents: list[dict[str, Any]] | None = None
+    tools: list[Any] | None = None
     tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
+    include_reasoning: bool | None = None
+    # Refused when set:
     functions: Any = None
     function_call: Any = None
-    documents: Any = None
     modalities: list[str] | None = None
     audio: Any = None
+    web_search_options: Any = None
+    return_prompt_text: bool | None = None
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True):
@@ -119,8 +151,7 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    # Refused when set:
-    tools: Any = None
+    tools: list[Any] | None = None
 
 
 class DetokenizeBody(msgspec.Struct, kw_only=True):

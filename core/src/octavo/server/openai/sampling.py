@@ -9,6 +9,7 @@ from octavo.errors import RequestError
 from octavo.sampling.params import SamplingParams, integer
 from octavo.server.errors import unsupported
 from octavo.server.openai.protocol import SamplingFields, StreamOptions
+from octavo.server.openai.response_format import read_structured_outputs
 
 MODEL_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """What a model's generation_config decides where the request does not."""
@@ -26,21 +27,30 @@ PLAIN = (
     "bad_words",
     "include_stop_str_in_output",
     "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "logprob_token_ids",
+    "repetition_detection",
+    "thinking_token_budget",
+    "truncate_prompt_tokens",
+    "truncation_side",
+    "use_beam_search",
+    "length_penalty",
+    "early_stopping",
 )
 """Fields that mean the same in a body and in SamplingParams."""
 
 REFUSED = (
-    "structured_outputs",
-    "use_beam_search",
-    "truncate_prompt_tokens",
     "kv_transfer_params",
+    "ec_transfer_params",
+    "mm_processor_kwargs",
+    "media_io_kwargs",
     "suffix",
     "prompt_embeds",
-    "tools",
     "functions",
     "function_call",
-    "documents",
     "audio",
+    "web_search_options",
+    "return_prompt_text",
 )
 """Fields that change the answer in a way not supported yet: ignoring them would answer another question."""
 
@@ -59,12 +69,15 @@ def to_params(
     given |= {name: value for name in PLAIN if (value := getattr(body, name)) is not None}
     if body.stop is not None:
         given["stop"] = body.stop
+    if body.vllm_xargs:
+        given["extra_args"] = body.vllm_xargs
     return SamplingParams(
         **given,
         max_tokens=max_tokens,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
         logit_bias=_logit_bias(body.logit_bias),
+        structured_outputs=read_structured_outputs(body),
         detokenize=detokenize,
     )
 
@@ -74,16 +87,10 @@ def refuse_unsupported(body: object) -> None:
     for name in REFUSED:
         if getattr(body, name, None) not in (None, False, [], {}, ""):
             raise unsupported(name)
-    tool_choice = getattr(body, "tool_choice", None)
-    if tool_choice not in (None, "none", "auto"):
-        raise unsupported("tool_choice")
     if any(modality != "text" for modality in getattr(body, "modalities", None) or ()):
         raise unsupported("modalities", "only text")
-    response_format = getattr(body, "response_format", None)
-    if response_format not in (None, {"type": "text"}):
-        raise unsupported("response_format", "only text")
     best_of = getattr(body, "best_of", None)
-    if best_of is not None and best_of != (getattr(body, "n", None) or 1):
+    if best_of not in (None, getattr(body, "n", None) or 1):
         raise unsupported("best_of", "only the same as n")
 
 
@@ -95,6 +102,8 @@ def check_request_fields(body: SamplingFields) -> None:
         raise RequestError("request_id must have 1 to 256 characters", field="request_id")
     if body.cache_salt == "":
         raise RequestError("cache_salt must not be empty", field="cache_salt")
+    if body.stream_interval is not None:
+        integer(body.stream_interval, "stream_interval", low=1)
 
 
 def check_max_logprobs(value: int | None, *, limit: int, field: str) -> None:

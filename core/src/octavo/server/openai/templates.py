@@ -19,7 +19,9 @@ def template_options(body: ChatBody | TokenizeBody, service: Service) -> Templat
         raise RequestError(
             "continue_final_message and add_generation_prompt exclude each other", field="continue_final_message"
         )
+    documents = getattr(body, "documents", None)
     return TemplateOptions(
+        documents=documents or None,
         add_generation_prompt=not continues and body.add_generation_prompt is not False,
         continue_final_message=continues,
         chat_template=body.chat_template,

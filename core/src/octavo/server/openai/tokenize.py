@@ -15,8 +15,8 @@ from octavo.server.decode import decode_body
 from octavo.server.endpoint import Call
 from octavo.server.messages import check_messages
 from octavo.server.openai.protocol import DetokenizeBody, TokenizeBody
-from octavo.server.openai.sampling import refuse_unsupported
 from octavo.server.openai.templates import template_options
+from octavo.server.openai.tools import read_tool_use
 from octavo.server.service import INLINE_CHARACTERS, Service
 
 
@@ -37,7 +37,6 @@ async def tokenize(service: Service, call: Call[TokenizeBody]) -> Tokens:
     """Token ids of a prompt or of a rendered conversation. Raises RequestError."""
     body = decode_body(call.body, TokenizeBody)
     service.model_name(body.model)
-    refuse_unsupported(body)
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("send either prompt or messages", field="prompt")
     if body.prompt is not None:
@@ -48,6 +47,7 @@ async def tokenize(service: Service, call: Call[TokenizeBody]) -> Tokens:
         conversation = Conversation(
             messages=messages,
             params=SamplingParams(),
+            tools=read_tool_use(body.tools, None).tools,
             template=template_options(body, service),
             request_id=call.request_id,
         )
