@@ -37,6 +37,13 @@ FLAGS: tuple[tuple[str, Any, str], ...] = (
     ("queue_full_status", click.Choice((503, 429)), "Status of requests that --max-queue turns away."),
     ("shutdown_timeout", click.FloatRange(0), "Seconds that running requests get to finish after SIGTERM."),
     ("restart_engine", bool, "Start a new engine when it dies, instead of exiting."),
+    ("tool_call_parser", str, "How the model writes tool calls: auto (its chat template shows it), none, or a name."),
+    ("reasoning_parser", str, "How the model writes its reasoning: auto, none, or a name."),
+    (
+        "tool_strict_level",
+        click.Choice(("auto", "function", "parameter")),
+        "What holds a call whose tool does not say strict: nothing, the tools' names, or the arguments' schema too.",
+    ),
     ("trust_request_chat_template", bool, "Let requests bring their own chat template."),
     ("cors_origins", str, "Origin that browsers may call from; * is any. Repeat for several."),
     ("cors_methods", str, "Method that browsers may use. Repeat for several."),
@@ -47,13 +54,6 @@ FLAGS: tuple[tuple[str, Any, str], ...] = (
     ("log_format", click.Choice(logs.FORMATS), "Lines for people, or a JSON object a line."),
     ("access_log", bool, "Log a line per HTTP request, with its tokens and times."),
     ("log_requests", bool, "Log the prompts and parameters of requests."),
-    ("tool_call_parser", str, "How the model writes tool calls: auto (its chat template shows it), none, or a name."),
-    ("reasoning_parser", str, "How the model writes its reasoning: auto, none, or a name."),
-    (
-        "tool_strict_level",
-        click.Choice(("auto", "function", "parameter")),
-        "What holds a call whose tool does not say strict: nothing, the tools' names, or the arguments' schema too.",
-    ),
     ("max_log_len", click.IntRange(0), "Most characters, or token ids, of a prompt that are logged."),
 )
 """Field of ServerOptions, type, help. Fields that hold several values are spelled in the singular."""

@@ -23,17 +23,17 @@ class ServerOptions:
     restart_engine: start a new engine when it dies, instead of exiting.
     ui: serve the page at `/`.
     metrics_alias: show all metrics also under the names of another server ("vllm").
-    trust_request_chat_template: requests may bring their own template (it runs sandboxed, but can be slow).
-    """
-
-    host: str = "127.0.0.1"
-    port: int = 8000
     enable_admin: have the routes of `octavo.server.admin`.
     log_requests: log prompts and parameters, of each prompt at most max_log_len characters or ids.
     response_store: file that keeps responses of the Responses API; None: this process's memory. The least recently used
         are dropped beyond response_store_max_bytes, and what was not used for response_store_max_age seconds.
     tool_call_parser, reasoning_parser: how the model writes calls and reasoning; "auto" reads it off the chat template,
         "none" parses nothing. tool_strict_level: see `octavo.server.tool_choice`.
+    trust_request_chat_template: requests may bring their own template (it runs sandboxed, but can be slow).
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
     uds: str | None = None
     root_path: str = ""
     ui: bool = True
@@ -49,6 +49,9 @@ class ServerOptions:
     queue_full_status: int = 503
     shutdown_timeout: float = 30.0
     restart_engine: bool = False
+    tool_call_parser: str = "auto"
+    reasoning_parser: str = "auto"
+    tool_strict_level: str = "auto"
     trust_request_chat_template: bool = False
     cors_origins: tuple[str, ...] = ()
     cors_methods: tuple[str, ...] = ("*",)
@@ -60,9 +63,6 @@ class ServerOptions:
     access_log: bool = False
     log_requests: bool = False
     max_log_len: int | None = None
-    tool_call_parser: str = "auto"
-    reasoning_parser: str = "auto"
-    tool_strict_level: str = "auto"
 
     def __post_init__(self) -> None:
         if not all(self.api_keys):
