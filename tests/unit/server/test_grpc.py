@@ -199,6 +199,24 @@ async def test_a_key_guards_all_but_health(serve, connect):
     await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
 
 
+async def test_the_limits_of_a_key_hold_and_free_their_places(serve, connect, tmp_path):
+    keys = tmp_path / "keys.yaml"
+    keys.write_text("keys: [{name: alice, key: sesame, max_concurrent: 1, models: [tiny]}]")
+    server = await serve([40] * 200, delay=0.005, options=options(api_keys_file=str(keys)))
+    stub = OctavoStub(await connect(server))
+    metadata = (("authorization", "Bearer sesame"),)
+    request = pb.GenerateRequest(text="x", sampling=pb.SamplingParams(max_tokens=150))
+    busy = stub.Generate(request, metadata=metadata)
+    await busy.read()
+    await refused(stub.Generate(request, metadata=metadata), Code.RESOURCE_EXHAUSTED)
+    busy.cancel()
+    await server.settled()
+    short = pb.GenerateRequest(text="x", sampling=pb.SamplingParams(max_tokens=1))
+    assert (await stub.GenerateUnary(short, metadata=metadata)).outputs
+    other = pb.GenerateRequest(text="x", model="tiny-alias")
+    await refused(stub.GenerateUnary(other, metadata=metadata), Code.PERMISSION_DENIED, "model")
+
+
 async def test_a_full_queue_and_a_shutdown_have_codes_of_their_own(serve, connect):
     server = await serve([40] * 200, delay=0.005, max_num_seqs=1, options=options(max_queue=0))
     stub = OctavoStub(await connect(server))

@@ -197,6 +197,11 @@ class KeyRing:
         """The key of that text. It is looked up by its hash, so that the time it takes tells nothing about keys."""
         return self._keys.get(digest_of(secret)) if secret else None
 
+    def find_sent(self, authorization: bytes, api_key: bytes) -> Key | None:
+        """The key that a request brings in its headers, or None if it has no valid one. Either header will do."""
+        scheme, _, token = authorization.partition(b" ")
+        return self.find(token.strip() if scheme.lower() == b"bearer" else b"") or self.find(api_key)
+
 
 def digest_of(secret: str | bytes) -> str:
     return hashlib.sha256(secret.encode() if isinstance(secret, str) else secret).hexdigest()

@@ -9,7 +9,7 @@ from prometheus_client import Counter
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo import logs
-from octavo.server.access import Key, KeyRing, digest_of
+from octavo.server.access import KeyRing, digest_of
 from octavo.server.endpoint import path_of, send_error
 from octavo.server.errors import unauthorized
 from octavo.server.exchange import Exchange, current
@@ -115,18 +115,13 @@ class ApiKeys:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not is_open(path_of(scope)):
-            key = self.find(header(scope, b"authorization"), header(scope, b"x-api-key"))
+            key = self.keys.find_sent(header(scope, b"authorization"), header(scope, b"x-api-key"))
             if key is None:
                 await send_error(send, unauthorized(), scope)
                 return
             scope["state"]["owner"] = digest_of(key.rules.digest)[:32]
             scope["state"]["exchange"].key = key
         await self.app(scope, receive, send)
-
-    def find(self, authorization: bytes, api_key: bytes) -> Key | None:
-        """The key that a request brings, or None if it has no valid one. Either header will do."""
-        scheme, _, token = authorization.partition(b" ")
-        return self.keys.find(token.strip() if scheme.lower() == b"bearer" else b"") or self.keys.find(api_key)
 
 
 def is_open(path: str) -> bool:

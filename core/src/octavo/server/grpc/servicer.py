@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncIterator
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from octavo import __version__
 from octavo.outputs import OutputMerger
+from octavo.server.errors import as_api_error
+from octavo.server.exchange import Exchange
+from octavo.server.grpc.calls import open_exchange
 from octavo.server.grpc.requests import completion_body
 from octavo.server.grpc.responses import ResponseWriter
 from octavo.server.grpc.status import abort
@@ -35,31 +38,37 @@ class OctavoServicer(octavo_pb2_grpc.OctavoServicer):
     async def Generate(
         self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.GenerateResponse]:
-        try:
-            outputs, writer = self._start(request)
-            count = UsageCount()
-            async with aclosing(outputs):
-                async for _, delta in outputs:
-                    count.add(0, delta)
-                    yield writer.write(delta, count.usage())
-        except Exception as error:
-            await abort(context, error)
+        with self._exchange(request, context, "Generate") as exchange:
+            try:
+                outputs, writer = self._start(request, exchange.request_id)
+                count = UsageCount()
+                async with aclosing(outputs):
+                    async for _, delta in outputs:
+                        count.add(0, delta)
+                        yield writer.write(delta, count.usage())
+            except Exception as error:
+                told = as_api_error(error)
+                exchange.status = told.status
+                await abort(context, told)
 
     async def GenerateUnary(
         self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> pb.GenerateResponse:
-        try:
-            outputs, writer = self._start(request)
-            count, merger = UsageCount(), OutputMerger()
-            async with aclosing(outputs):
-                async for _, delta in outputs:
-                    count.add(0, delta)
-                    merger.add(delta)
-            whole = merger.result()
-            assert whole is not None, "a request ends with a delta"
-            return writer.write(whole, count.usage())
-        except Exception as error:
-            await abort(context, error)
+        with self._exchange(request, context, "GenerateUnary") as exchange:
+            try:
+                outputs, writer = self._start(request, exchange.request_id)
+                count, merger = UsageCount(), OutputMerger()
+                async with aclosing(outputs):
+                    async for _, delta in outputs:
+                        count.add(0, delta)
+                        merger.add(delta)
+                whole = merger.result()
+                assert whole is not None, "a request ends with a delta"
+                return writer.write(whole, count.usage())
+            except Exception as error:
+                told = as_api_error(error)
+                exchange.status = told.status
+                await abort(context, told)
 
     async def Embed(self, request: pb.EmbedRequest, context: grpc.aio.ServicerContext) -> pb.EmbedResponse:
         model = self.service.info.served_names[0]
@@ -81,12 +90,17 @@ class OctavoServicer(octavo_pb2_grpc.OctavoServicer):
             max_num_seqs=info.max_num_seqs,
         )
 
-    def _start(self, request: pb.GenerateRequest) -> tuple[Outputs, ResponseWriter]:
+    def _exchange(
+        self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext, method: str
+    ) -> AbstractContextManager[Exchange]:
+        request_id = request.request_id or uuid.uuid4().hex
+        return open_exchange(self.service, context, method=f"/{SERVICE}/{method}", request_id=request_id)
+
+    def _start(self, request: pb.GenerateRequest, request_id: str) -> tuple[Outputs, ResponseWriter]:
         """The deltas of a checked request, and what writes them. Raises as the HTTP route does."""
         body = completion_body(request)
         self.service.model_name(body.model)
         params = read_params(body, self.service)
-        request_id = body.request_id or uuid.uuid4().hex
         outputs = self.service.generate(
             read_prompts(body.prompt),
             params,

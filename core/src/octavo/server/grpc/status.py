@@ -6,11 +6,12 @@ from typing import NoReturn
 
 import grpc
 
-from octavo.server.errors import ApiError, as_api_error
+from octavo.server.errors import ApiError
 
 CODES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
     401: grpc.StatusCode.UNAUTHENTICATED,
+    403: grpc.StatusCode.PERMISSION_DENIED,
     404: grpc.StatusCode.NOT_FOUND,
     413: grpc.StatusCode.RESOURCE_EXHAUSTED,
     429: grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -26,9 +27,8 @@ def status_code(error: ApiError) -> grpc.StatusCode:
     return CODES.get(error.status, grpc.StatusCode.INTERNAL)
 
 
-async def abort(context: grpc.aio.ServicerContext, error: Exception) -> NoReturn:
+async def abort(context: grpc.aio.ServicerContext, told: ApiError) -> NoReturn:
     """End the call with the error, told as HTTP clients are told."""
-    told = as_api_error(error)
     fields = told.body.error
     named = {"octavo-field": fields.param, "octavo-code": fields.code, "retry-after": told.headers.get("retry-after")}
     # Metadata are ASCII, and a field may hold a key that the client chose.
