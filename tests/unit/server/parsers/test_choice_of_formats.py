@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import types
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,8 +13,10 @@ import pytest
 
 from octavo.errors import ConfigError
 from octavo.extensions import Extensions, load_extensions
-from octavo.server.parsers.grammar import Move, ReasoningFormat, State, ToolFormat
 from octavo.server.parsers.registry import choose
+
+GUIDE = (Path(__file__).parents[4] / "docs" / "tool-calling.md").read_text()
+TITLES = ("## Formats of tool calls", "## Formats of reasoning")
 
 TEMPLATES = {
     "qwen 2.5": (
@@ -143,22 +147,15 @@ def test_the_built_in_formats_come_through_the_hook(parsing: SimpleNamespace) ->
 
 @pytest.fixture
 def acme(monkeypatch: pytest.MonkeyPatch) -> Extensions:
-    """A third party's formats."""
+    """The format that the guide shows, registered as it does, and two that are wrong."""
     module: Any = types.ModuleType("acme_formats")
-    module.CALLS = ToolFormat(
-        opens={"@call ": Move(to="name")},
-        states={
-            "name": State(kind="name", marks={" with ": Move(to="arguments"), ";": Move(to="after", end=True)}),
-            "arguments": State(kind="arguments", marks={";": Move(to="after", end=True)}, then="after"),
-        },
-        closes=(";",),
-    )
-    module.THOUGHTS = ReasoningFormat(start=("(",), end=(")",))
+    code = re.search(r"```python\n(# acme_formats.py\n.*?)```", GUIDE, re.S)
+    assert code is not None
+    exec(compile(code[1], "acme_formats", "exec"), module.__dict__)
     module.NOTHING = 3
     monkeypatch.setitem(sys.modules, "acme_formats", module)
     registered = Extensions()
-    registered.tool_parser("acme", "acme_formats:CALLS")
-    registered.reasoning_parser("acme", "acme_formats:THOUGHTS")
+    module.register_extensions(registry=registered)
     registered.tool_parser("wrong", "acme_formats:NOTHING")
     registered.tool_parser("absent", "acme_formats:ABSENT")
     return registered
@@ -166,9 +163,16 @@ def acme(monkeypatch: pytest.MonkeyPatch) -> Extensions:
 
 def test_a_format_of_ones_own_is_a_few_lines_of_data(acme: Extensions, parsing: SimpleNamespace) -> None:
     format = choose(acme, tool_call_parser="acme", reasoning_parser="acme")
-    answer = parsing.run(format, list('(hm) Yes. @call f with {"a": ";"}; @call g;'))
+    answer = parsing.run(format, list('((hm)) Yes. @call f with {"a": ";"}; @call g;'))
     assert (answer.reasoning, answer.content) == ("hm", "Yes. ")
     assert answer.values == [("f", {"a": ";"}), ("g", {})]
+
+
+def test_the_guide_names_every_format(parsing: SimpleNamespace) -> None:
+    tools, reasoning = (GUIDE.partition(title)[2].partition("\n## ")[0] for title in TITLES)
+    for text, table in ((tools, parsing.REGISTERED.tool_parsers), (reasoning, parsing.REGISTERED.reasoning_parsers)):
+        rows = [row.split(" | ")[0] for row in text.splitlines() if row.startswith("| `")]
+        assert sorted(re.findall("`([^`]+)`", " ".join(rows))) == sorted(table)
 
 
 def test_a_registered_target_that_is_no_format_is_reported(acme: Extensions) -> None:

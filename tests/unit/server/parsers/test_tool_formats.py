@@ -108,7 +108,7 @@ ab 12 <｜tool▁calls▁begin｜> <｜tool▁call▁begin｜> <｜tool▁sep｜
 """
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(texts=st.lists(st.sampled_from([*NOISE.split(), " ", "\n"]), max_size=12), data=st.data())
 def test_no_text_breaks_a_parser_or_depends_on_its_split(
     written: Any, parsing: SimpleNamespace, texts: list[str], data: st.DataObject

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 TEXT_KINDS = frozenset({"content", "reasoning"})
 CALL_KINDS = frozenset({"gap", "name", "header", "arguments", "words", "quote", "envelope", "pythonic", "key", "value"})
 KINDS = TEXT_KINDS | CALL_KINDS | {"blank"}
+READING = frozenset({"arguments", "words", "envelope", "pythonic"})
+"""Kinds that know their own end; marks count only where they stop."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,6 @@ import secrets
 import string
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
 from octavo.server.parsers.arguments import ArgumentWriter, Parameters
 from octavo.server.parsers.calls import CallReader, EnvelopeReader, PythonicReader
@@ -26,9 +25,9 @@ from octavo.server.parsers.events import (
     ToolCallEnd,
     ToolCallStart,
 )
-from octavo.server.parsers.grammar import CALL_KINDS, Move, State
+from octavo.server.parsers.grammar import CALL_KINDS, READING, State
 from octavo.server.parsers.json_text import JsonScanner, quoted
-from octavo.server.parsers.marks import Marks
+from octavo.server.parsers.program import Program
 
 NAME = re.compile(r"\s*[^\s<>{}\[\]\"]{0,256}\s*")
 """Text that may be a function's name, with white space around it."""
@@ -36,42 +35,6 @@ NAME = re.compile(r"\s*[^\s<>{}\[\]\"]{0,256}\s*")
 HEADER = re.compile(r"[\w.:=\-<|> /]{0,400}")
 WORDS = {"name": NAME, "header": HEADER}
 SHORT_ID = string.ascii_letters + string.digits
-READING = frozenset({"arguments", "words", "envelope", "pythonic"})
-"""Kinds that know their own end; marks count only where they stop."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Program:
-    """A format made ready. drop: texts to leave out of content and reasoning; ids, name: see `ToolFormat`.
-
-    moves, marks: of each state; the marks are those of its moves and the texts to drop.
-    """
-
-    states: Mapping[str, State]
-    drop: frozenset[str] = frozenset()
-    ids: str = "random"
-    name: str = ""
-
-    @cached_property
-    def moves(self) -> dict[str, dict[str, Move]]:
-        return {name: self._moves(state) for name, state in self.states.items()}
-
-    @cached_property
-    def marks(self) -> dict[str, Marks]:
-        return {name: Marks([*moves, *self._dropped(name)]) for name, moves in self.moves.items()}
-
-    def _moves(self, state: State) -> dict[str, Move]:
-        skips_space = state.kind in ("blank", "gap") or state.kind in READING
-        return {mark.lstrip() if skips_space else mark: move for mark, move in state.marks.items()}
-
-    def _dropped(self, name: str) -> frozenset[str]:
-        takes_all = self.states[name].kind in ("name", "header", "key", "value", "quote")
-        return frozenset() if takes_all else self.drop - self.states[name].marks.keys()
-
-    def without_drops(self, text: str) -> str:
-        for mark in self.drop:
-            text = text.replace(mark, "")
-        return text
 
 
 @dataclass

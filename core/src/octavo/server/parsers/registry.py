@@ -13,7 +13,8 @@ from octavo.errors import ConfigError
 from octavo.server.parsers.detect import detect
 from octavo.server.parsers.events import OutputParser, Tool
 from octavo.server.parsers.grammar import CALL_KINDS, ReasoningFormat, ToolFormat, compose
-from octavo.server.parsers.machine import Machine, Program
+from octavo.server.parsers.machine import Machine
+from octavo.server.parsers.program import Program
 from octavo.server.parsers.structural import structural_tag
 
 F = TypeVar("F")
@@ -154,7 +155,8 @@ def open_at_end(reasoning: ReasoningFormat, prompt: str, drop: frozenset[str]) -
         if found.group() not in marks:
             turn = found.end()
     for token in drop - marks:
-        turn = max(turn, prompt.rfind(token) + len(token) if token in prompt else 0)
+        if (at := prompt.rfind(token, turn)) >= 0:
+            turn = at + len(token)
     last = prompt[turn:]
     start = max((last.rfind(mark.strip()) for mark in reasoning.start), default=-1)
     end = max((last.rfind(mark.strip()) for mark in reasoning.end), default=-1)
