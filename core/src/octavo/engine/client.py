@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from octavo.engine.backlog import coalesce
-from octavo.engine.door import Prepared
+from octavo.engine.door import Door, Prepared
 from octavo.engine.frontend import Frontend, Request
 from octavo.engine.info import ModelInfo
 from octavo.engine.messages import Deltas, Failed, ResetPrefixCache, Stats
@@ -128,7 +128,7 @@ class EngineClient:
         """
         self._check_open()
         self.start()
-        prepared = await self._prepare(
+        prepared = await self.prepare(
             prompt,
             params,
             add_special_tokens=add_special_tokens,
@@ -198,7 +198,13 @@ class EngineClient:
             await asyncio.gather(self._reader, return_exceptions=True)
         await self._transport.close()
 
-    async def _prepare(self, prompt: str | Sequence[int], params: SamplingParams, **settings: Any) -> Prepared:
+    @property
+    def door(self) -> Door:
+        """What checks requests before they enter."""
+        return self._frontend.door
+
+    async def prepare(self, prompt: str | Sequence[int], params: SamplingParams, **settings: Any) -> Prepared:
+        """A prompt and its parameters, checked. `settings` are those of `Door.prepare`. Raises RequestError."""
         if isinstance(prompt, Sequence) and len(prompt) > LONG_PROMPT:
             return await asyncio.to_thread(self._frontend.door.prepare, prompt, params, **settings)
         return self._frontend.door.prepare(prompt, params, **settings)

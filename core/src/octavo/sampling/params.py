@@ -198,6 +198,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             raise RequestError("truncate_prompt_tokens must be at least 1, or -1", field="truncate_prompt_tokens")
         if self.best_of is not None and self.best_of < self.n:
             raise RequestError(f"best_of ({self.best_of}) must be at least n ({self.n})", field="best_of")
+        if self.best_of not in (None, self.n) and not self.use_beam_search:
+            raise RequestError("best_of other than n needs use_beam_search", field="best_of")
         if not isinstance(self.extra_args, dict | None):
             raise RequestError(f"extra_args must be an object, not {self.extra_args!r}", field="extra_args")
         plain(self.extra_args, "extra_args")

@@ -22,6 +22,7 @@ from octavo.outputs import RequestOutput
 from octavo.sampling.params import SamplingParams
 from octavo.server.access import KeyRing
 from octavo.server.access_log import log_exchange, log_request
+from octavo.server.beam_search import search_beams
 from octavo.server.errors import ApiError, queue_full, shutting_down, unknown_model
 from octavo.server.exchange import Exchange, current
 from octavo.server.formats import model_format, plain_format
@@ -187,16 +188,17 @@ class Service:
         """
         self.admit()
         self.check_limits(prompts, params, priority)
-        num_sequences = len(prompts) * params.n
+        num_sequences = len(prompts) * (params.best_of or params.n)
         if num_sequences > MAX_SEQUENCES:
             raise RequestError(
                 f"{len(prompts)} prompts with {params.n} answers each are {num_sequences} sequences; at most "
                 f"{MAX_SEQUENCES} are allowed in one request",
                 field="n",
             )
+        generate = partial(search_beams, self.client) if params.use_beam_search else self.client.generate
         # A request id may be in use twice at a time, so the engine sees it with a serial number.
         streams = [
-            self.client.generate(
+            generate(
                 prompt,
                 params,
                 request_id=f"{request_id}-{next(self._serial)}",

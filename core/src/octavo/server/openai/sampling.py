@@ -34,6 +34,7 @@ PLAIN = (
     "truncate_prompt_tokens",
     "truncation_side",
     "use_beam_search",
+    "best_of",
     "length_penalty",
     "early_stopping",
 )
@@ -90,8 +91,8 @@ def refuse_unsupported(body: object) -> None:
     if any(modality != "text" for modality in getattr(body, "modalities", None) or ()):
         raise unsupported("modalities", "only text")
     best_of = getattr(body, "best_of", None)
-    if best_of not in (None, getattr(body, "n", None) or 1):
-        raise unsupported("best_of", "only the same as n")
+    if best_of not in (None, getattr(body, "n", None) or 1) and not getattr(body, "use_beam_search", None):
+        raise unsupported("best_of", "only the same as n, or with use_beam_search")
 
 
 def check_request_fields(body: SamplingFields) -> None:

@@ -1,0 +1,55 @@
+"""Beam search for a server's request: `use_beam_search` of completions and chats. The search is `octavo.beam_search`'s."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+from octavo.beam_search import BeamSearch, checked_as_sampled
+from octavo.outputs import OutputMerger, RequestOutput
+from octavo.sampling.params import SamplingParams
+
+if TYPE_CHECKING:
+    from octavo.engine.client import EngineClient
+
+
+async def search_beams(
+    client: EngineClient,
+    prompt: str | Sequence[int],
+    params: SamplingParams,
+    *,
+    request_id: str,
+    priority: int = 0,
+    cache_salt: str = "",
+    **how: Any,
+) -> AsyncGenerator[RequestOutput, None]:
+    """As `EngineClient.generate` with the same arguments, but all answers come at the end, in one delta, best first.
+
+    Raises the same, before anything is computed if the request is wrong. Leaving it early aborts its beams.
+    """
+    prepared = await client.prepare(prompt, checked_as_sampled(params), priority=priority, cache_salt=cache_salt, **how)
+    search = BeamSearch(params, prepared, client.door)
+
+    async def extend(index: int, token_ids: list[int], step: SamplingParams) -> RequestOutput:
+        merger = OutputMerger()
+        stream = client.generate(
+            token_ids, step, request_id=f"{request_id}-beam{index}", priority=priority, cache_salt=cache_salt
+        )
+        async with aclosing(stream):
+            async for delta in stream:
+                merger.add(delta)
+        whole = merger.result()
+        assert whole is not None, "a stream that ends has brought a delta"
+        return whole
+
+    while not search.done:
+        beams = [asyncio.create_task(extend(i, *request)) for i, request in enumerate(search.requests())]
+        try:
+            search.advance(await asyncio.gather(*beams))
+        finally:
+            for beam in beams:
+                beam.cancel()
+            await asyncio.gather(*beams, return_exceptions=True)
+    yield search.result(request_id)
