@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from octavo.plugin import LinearSpec
-from octavo.plugin.torch import quantize_rows
+from octavo.plugin.torch import ScaledRows, quantize_rows
 from octavo_cuda.fp8 import SCHEME, SKINNY_TOKENS, Fp8Linear
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -65,7 +65,14 @@ def test_few_tokens_stay_as_they_are_and_more_are_multiplied_in_fp8(
         # fp8 activations are 2 to 3 % off: the bound tells one way from the other. The interpreter cuts off bfloat16
         # instead of rounding it, and does so three times for a gate.
         assert (got - expected).norm() / expected.norm() < (8e-3 if gate is None else 2e-2)
-    assert products == [SKINNY_TOKENS + 1, 70]
+        if tokens > SKINNY_TOKENS:
+            rows = ScaledRows(*quantize_rows(x))
+            assert torch.equal(kernel.apply(rows, packed, bias).float(), got), "quantized before or inside: the same"
+    assert products == [SKINNY_TOKENS + 1] * 2 + [70] * 2
+    if gate is not None:
+        again = kernel.apply_scaled(rows, packed, bias)
+        assert again.values.dtype == torch.float8_e4m3fn
+        assert (again.values.float() * again.scale - got).norm() / got.norm() < 0.05
 
 
 def test_fp8_says_what_it_lacks() -> None:

@@ -77,6 +77,8 @@ def cases() -> Iterator[tuple[str, bool, Callable[[], Any]]]:
     )
     for kind in ("silu", "gelu", "gelu_tanh"):
         yield f"act_and_mul {kind}", False, lambda kind=kind: activation.act_and_mul(x, kind)
+        yield f"act_and_mul_fp8 {kind}", True, lambda kind=kind: activation.act_and_mul_fp8(x, kind)
+    yield "add_rms_norm_fp8", True, lambda: norm.add_rms_norm_fp8(x, x.clone(), weight, 1e-6)
     yield "quantize_fp8", True, lambda: quantize.quantize_fp8(x)
     yield "quantize_fp8 of a wide row", True, lambda: quantize.quantize_fp8(torch.zeros(4, 14336, dtype=dtype))
 

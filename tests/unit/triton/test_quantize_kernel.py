@@ -1,4 +1,4 @@
-"""Triton's row-wise fp8, interpreted, against core's."""
+"""Triton's row-wise fp8, alone and behind norms and activations, interpreted, against core's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from octavo.quant.online import quantize_rows
 
 pytest.importorskip("triton", reason="the Triton kernels need triton")
 
-from octavo.triton import quantize
+from octavo.triton import activation, norm, quantize
 
 
 def test_quantize_returns_the_codes_and_scale_that_a_row_was_made_of() -> None:
@@ -35,10 +35,36 @@ def test_a_row_of_zeros_quantizes_to_zeros() -> None:
 @pytest.mark.parametrize(("tokens", "width"), [(1, 96), (3, 200), (2, 5000)])
 def test_strided_rows_are_quantized_as_the_reference_does(tokens: int, width: int, dtype: str) -> None:
     x = gaussian(tokens, 2 * width, dtype=dtype, seed=1)[:, :width]
-    values, scale = quantize.quantize_fp8(x)
+    assert_quantized(*quantize.quantize_fp8(x), x)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize(("tokens", "width"), [(0, 64), (1, 96), (3, 1500)])
+def test_a_norm_quantizes_what_it_would_have_given(tokens: int, width: int, dtype: str) -> None:
+    x, residual = (gaussian(tokens, width, dtype=dtype, seed=seed) for seed in (1, 2))
+    for weight in (gaussian(width, dtype=dtype, seed=3), 1 + gaussian(width, seed=4)):
+        normed, total = norm.add_rms_norm(x.clone(), residual.clone(), weight, 1e-6)
+        given = residual.clone()
+        values, scale, sum_ = norm.add_rms_norm_fp8(x.clone(), given, weight, 1e-6)
+        assert sum_ is given
+        assert torch.equal(sum_, total)
+        assert_quantized(values, scale, normed)
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")
+@pytest.mark.parametrize("kind", ["silu", "gelu", "gelu_tanh"])
+@pytest.mark.parametrize(("tokens", "width"), [(0, 64), (1, 96), (3, 1500)])
+def test_an_activation_quantizes_what_it_would_have_given(tokens: int, width: int, kind: str) -> None:
+    x = gaussian(tokens, 2 * width, dtype="float16", seed=1)
+    assert_quantized(*activation.act_and_mul_fp8(x, kind), activation.act_and_mul(x, kind))
+
+
+def assert_quantized(values: torch.Tensor, scale: torch.Tensor, x: torch.Tensor) -> None:
     expected, expected_scale = quantize_rows(x)
     assert values.is_contiguous()
     torch.testing.assert_close(scale, expected_scale, rtol=1e-5, atol=0)
+    if not len(x):
+        return
     # A code whose mantissa is zero may come from a carry, which the interpreter's fp8 rounding loses.
     sound = (expected.view(torch.uint8) & 7) != 0
     assert sound.float().mean() > 0.5

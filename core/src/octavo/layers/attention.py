@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 
 from octavo.layers.context import BuildContext, StepState, dtype_name
-from octavo.layers.linear import Linear, Range, RowLinear, Shard, share
+from octavo.layers.linear import Linear, Range, RowLinear, Rows, Shard, share
 from octavo.layers.norm import RMSNorm, ShardedRMSNorm
 from octavo.plugin.contracts import AttnLayer, Communicator
 from octavo.plugin.specs import AttentionSpec
@@ -52,7 +52,7 @@ class Attention:
         self._num_heads, self._num_kv_heads = heads[1], kv_heads[1]
         self._cos_sin = cos_sin
         self._eps = options.norm_eps
-        self._qkv: Callable[[Tensor], Tensor] = Linear(
+        self._qkv: Linear | ShardedNormProjection = Linear(
             ctx, _qkv_shards(prefix, options, heads, kv_heads), options.hidden_size, bias=options.qkv_bias
         )
         self._q_norm = self._k_norm = None
@@ -102,7 +102,12 @@ class Attention:
             ctx, f"{prefix}.o_proj", options.num_heads * dim, options.hidden_size, bias=options.out_bias
         )
 
-    def __call__(self, x: Tensor, step: StepState) -> Tensor:
+    @property
+    def scaled_rows_from(self) -> float:
+        """From how many tokens on x may be `ScaledRows`, and is better so."""
+        return self._qkv.scaled_rows_from
+
+    def __call__(self, x: Rows, step: StepState) -> Tensor:
         kv, layer = step.kv[self._index], self._layer
         packed = (
             self._qkv(x),
@@ -134,7 +139,7 @@ class ShardedNormProjection:
         options: AttentionOptions,
         heads: Range,
         kv_heads: Range,
-        project: Callable[[Tensor], Tensor],
+        project: Linear,
     ) -> None:
         dim = options.head_dim
         self._project = project
@@ -147,7 +152,12 @@ class ShardedNormProjection:
             )
         )
 
-    def __call__(self, x: Tensor) -> Tensor:
+    @property
+    def scaled_rows_from(self) -> float:
+        """As the projection's."""
+        return self._project.scaled_rows_from
+
+    def __call__(self, x: Rows) -> Tensor:
         q, k, v = torch.split(self._project(x), self._sizes, dim=-1)
         return torch.cat((self._q_norm(q), self._k_norm(k), v), dim=-1)
 

@@ -87,7 +87,7 @@ class LMHead:
         self._vocab_size, self._hidden_size = vocab_size, hidden_size
         self._scale, self._softcap = scale, softcap
         self._logits: Callable[..., Tensor] = ctx.op("logits", scaled=scale is not None, softcap=softcap is not None)
-        self._apply: Any = None
+        self._kernel: Any = None
         self._packed: Any = None
         if tied_to is not None:
             tied_to.tie(self)
@@ -96,7 +96,7 @@ class LMHead:
             ctx.weights.add(f"{name}.weight", Slot(shape=(vocab_size, hidden_size), load=self._load))
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        x: Tensor = self._apply(hidden, self._packed, None)
+        x: Tensor = self._kernel.apply(hidden, self._packed, None)
         if self._ctx.comm.size > 1:
             x = self._ctx.comm.all_gather(x, 1)[:, : self._vocab_size]
         if self._scale is None and self._softcap is None:
@@ -106,7 +106,7 @@ class LMHead:
     def take(self, raw: Tensor, scheme: QuantScheme | None) -> None:
         """Use this weight: [V / ranks, hidden], or its packed rows."""
         shape = (raw.shape[0], self._hidden_size)
-        self._apply, self._packed = pack(self._ctx, raw, scheme, shape, bias=False)
+        self._kernel, self._packed = pack(self._ctx, raw, scheme, shape, bias=False)
 
     def _load(self, tensor: CheckpointTensor) -> None:
         self.take(*_read_rows(self._ctx, tensor, self._name))

@@ -9,11 +9,12 @@ A layer packs as soon as its last tensor arrives, and drops the raw ones: loadin
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -21,14 +22,23 @@ from octavo.errors import ConfigError
 from octavo.layers.context import BuildContext, dtype_name
 from octavo.plugin.contracts import Communicator
 from octavo.plugin.specs import LinearSpec, QuantScheme
+from octavo.plugin.torch import ScaledRows
 from octavo.quant.online import is_plain
 from octavo.weights.slots import CheckpointTensor, Slot
 
 Tensor = torch.Tensor
 Range = tuple[int, int]
 """(start, length)"""
-Apply = Callable[[Tensor, Any, Tensor | None], Tensor]
-"""The `apply` of a LinearKernel."""
+Rows = Tensor | ScaledRows
+"""Activations [T, K], plain or in fp8."""
+NEVER = math.inf
+
+
+class TakesRows(Protocol):
+    """A layer that takes `ScaledRows` from so many tokens on, `NEVER` if not at all."""
+
+    @property
+    def scaled_rows_from(self) -> float: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +86,8 @@ class Linear:
         self._in_features = columns[1] if columns else in_features
         self._sizes = [sum(length for _, length in shard.keep) for shard in shards]
         self._raw: dict[int, tuple[Tensor, QuantScheme | None]] = {}
-        self._parts: list[tuple[Apply, Any, Tensor | None]] = []
+        self._parts: list[tuple[Any, Any, Tensor | None]] = []
+        """(kernel, what its prepare made, bias) of each kernel call"""
         self._activate: Callable[[Tensor], Tensor] | None = None
         self._bias = torch.zeros(sum(self._sizes), dtype=ctx.dtype, device=ctx.torch_device) if bias else None
         for i, shard in enumerate(shards):
@@ -87,13 +98,25 @@ class Linear:
                     f"{shard.name}.bias", Slot(shape=(shard.out_features,), load=partial(self._take_bias, i))
                 )
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Rows) -> Tensor:
         parts = self._parts
         if len(parts) == 1:
-            apply, packed, bias = parts[0]
-            return apply(x, packed, bias)
-        y = torch.cat([apply(x, packed, bias) for apply, packed, bias in parts], dim=-1)
+            kernel, packed, bias = parts[0]
+            y: Tensor = kernel.apply(x, packed, bias)
+            return y
+        y = torch.cat([kernel.apply(x, packed, bias) for kernel, packed, bias in parts], dim=-1)
         return y if self._activate is None else self._activate(y)
+
+    @property
+    def scaled_rows_from(self) -> float:
+        """From how many tokens on x may be `ScaledRows`, and is better so."""
+        return getattr(self._parts[0][0], "scaled_rows_from", NEVER) if len(self._parts) == 1 else NEVER
+
+    def scaled(self, x: Rows) -> ScaledRows:
+        """The result as `ScaledRows`. x [T, K], T at least `scaled_rows_from`."""
+        kernel, packed, bias = self._parts[0]
+        rows: ScaledRows = kernel.apply_scaled(x, packed, bias)
+        return rows
 
     def _take(self, index: int, tensor: CheckpointTensor) -> None:
         shard = self._shards[index]
@@ -147,12 +170,12 @@ class RowLinear(Linear):
         self._all_reduce = comm.all_reduce if comm.size > 1 else None
         self._adds_bias = comm.rank == 0
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Rows) -> Tensor:
         if self._all_reduce is None:
             return super().__call__(x)
-        apply, packed, bias = self._parts[0]
+        kernel, packed, bias = self._parts[0]
         # Added once: the sum over ranks would count it as often as there are ranks.
-        return self._all_reduce(apply(x, packed, bias if self._adds_bias else None))
+        return self._all_reduce(kernel.apply(x, packed, bias if self._adds_bias else None))
 
 
 def receive(
@@ -186,8 +209,8 @@ def pack(
     shape: tuple[int, int],
     bias: bool,
     gate: str | None = None,
-) -> tuple[Apply, Any]:
-    """Hand a weight of logical `shape` [N, K] to the best kernel: (its apply, what its prepare made)."""
+) -> tuple[Any, Any]:
+    """Hand a weight of logical `shape` [N, K] to the best kernel: (the kernel, what its prepare made)."""
     spec = LinearSpec(
         in_features=shape[1],
         out_features=shape[0],
@@ -199,4 +222,4 @@ def pack(
         gate=gate,
     )
     kernel = ctx.kernels.linear_kernel(spec, ctx.device)
-    return kernel.apply, kernel.prepare({"weight": weight}, spec, ctx.device)
+    return kernel, kernel.prepare({"weight": weight}, spec, ctx.device)

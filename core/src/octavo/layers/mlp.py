@@ -6,7 +6,7 @@ import torch
 
 from octavo.errors import UnsupportedModelError
 from octavo.layers.context import BuildContext
-from octavo.layers.linear import Linear, RowLinear, Shard, share
+from octavo.layers.linear import Linear, RowLinear, Rows, Shard, share
 
 KINDS = {
     "silu": "silu",
@@ -52,5 +52,12 @@ class GatedMLP:
         self._gate_up = Linear(ctx, shards, hidden_size, bias=bias, gate=KINDS[activation])
         self._down = RowLinear(ctx, f"{prefix}.down_proj", size, hidden_size, bias=bias)
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: Rows) -> torch.Tensor:
+        if x.shape[0] >= max(self._gate_up.scaled_rows_from, self._down.scaled_rows_from):
+            return self._down(self._gate_up.scaled(x))
         return self._down(self._gate_up(x))
+
+    @property
+    def scaled_rows_from(self) -> float:
+        """From how many tokens on x may be `ScaledRows`, and is better so."""
+        return self._gate_up.scaled_rows_from

@@ -7,6 +7,8 @@ from collections.abc import Callable
 import torch
 
 from octavo.layers.context import BuildContext
+from octavo.layers.linear import Rows, TakesRows
+from octavo.plugin.torch import ScaledRows
 from octavo.weights.slots import CheckpointTensor, Slot
 
 Tensor = torch.Tensor
@@ -35,6 +37,7 @@ class RMSNorm:
         self.weight = torch.ones(width, dtype=dtype, device=ctx.torch_device)
         self._norm: Callable[..., Tensor] = ctx.op("rms_norm", size=width)
         self._add_norm: Callable[..., tuple[Tensor, Tensor]] = ctx.op("add_rms_norm", size=width)
+        self._add_norm_fp8: Callable[..., tuple[Tensor, Tensor, Tensor]] = ctx.op("add_rms_norm_fp8", size=width)
         ctx.weights.add(f"{name}.weight", Slot(shape=(width,), load=self._load))
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -44,6 +47,13 @@ class RMSNorm:
     def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """(norm(x + residual), x + residual). Gives up both inputs."""
         return self._add_norm(x, residual, self.weight, self.eps)
+
+    def add_before(self, next_layer: TakesRows, x: Tensor, residual: Tensor) -> tuple[Rows, Tensor]:
+        """As `add`, with the norm in the form in which `next_layer` wants that many tokens."""
+        if x.shape[0] < next_layer.scaled_rows_from:
+            return self.add(x, residual)
+        values, scale, total = self._add_norm_fp8(x, residual, self.weight, self.eps)
+        return ScaledRows(values, scale), total
 
     def _load(self, tensor: CheckpointTensor) -> None:
         value = tensor.read()

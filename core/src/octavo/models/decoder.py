@@ -15,6 +15,7 @@ from transformers import PretrainedConfig
 from octavo.layers.attention import Attention, AttentionOptions
 from octavo.layers.context import BuildContext, StepState
 from octavo.layers.embedding import LMHead, VocabEmbedding
+from octavo.layers.linear import Rows
 from octavo.layers.mlp import GatedMLP
 from octavo.layers.norm import RMSNorm
 from octavo.layers.rope import RopeTables, head_dim_of
@@ -98,12 +99,13 @@ class PreNormLayer:
         self._mlp_norm = RMSNorm(ctx, f"{prefix}.post_attention_layernorm", width, eps)
 
     def __call__(self, x: Tensor, residual: Tensor | None, step: StepState) -> tuple[Tensor, Tensor]:
+        rows: Rows
         if residual is None:
-            x, residual = self._input_norm(x), x
+            rows, residual = self._input_norm(x), x
         else:
-            x, residual = self._input_norm.add(x, residual)
-        x, residual = self._mlp_norm.add(self._attention(x, step), residual)
-        return self._mlp(x), residual
+            rows, residual = self._input_norm.add_before(self._attention, x, residual)
+        rows, residual = self._mlp_norm.add_before(self._mlp, self._attention(rows, step), residual)
+        return self._mlp(rows), residual
 
 
 def attention(

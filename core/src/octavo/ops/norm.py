@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from octavo.ops.catalogue import DEFAULT_TOLERANCE, OpDef, define
 from octavo.ops.samples import gaussian
+from octavo.quant.online import quantize_rows
 
 Tensor = torch.Tensor
 
@@ -32,6 +33,17 @@ def add_rms_norm(ops: Any, x: Tensor, residual: Tensor, weight: Tensor, eps: flo
     """
     total = x + residual
     return ops.rms_norm(total, weight, eps), total
+
+
+def add_rms_norm_fp8(
+    ops: Any, x: Tensor, residual: Tensor, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`add_rms_norm` in fp8: (values float8_e4m3fn [T, D], scales float32 [T, 1], x + residual); a scale a row.
+
+    The norm is rounded to x's dtype before it is quantized. Both inputs are given up by the caller.
+    """
+    normed, total = ops.add_rms_norm(x, residual, weight, eps)
+    return *quantize_rows(normed), total
 
 
 def _rms_norm_samples(dtype: str) -> Iterable[tuple[Any, ...]]:
@@ -73,5 +85,16 @@ define(
         samples=_add_rms_norm_samples,
         tolerance=DEFAULT_TOLERANCE,
         parts=("rms_norm",),
+    )
+)
+define(
+    OpDef(
+        name="add_rms_norm_fp8",
+        params=_size,
+        reference=add_rms_norm_fp8,
+        samples=_add_rms_norm_samples,
+        # A value between two codes may go to either, and neighbours lie 1/8 apart.
+        tolerance=dict.fromkeys(DEFAULT_TOLERANCE, 0.13),
+        parts=("add_rms_norm",),
     )
 )

@@ -148,7 +148,12 @@ def start_step(backend: AttentionBackend, plan: AttnPlan) -> None:
 
 
 class LinearKernel(Protocol):
-    """A matrix multiplication. `prepare` takes the checkpoint's canonical tensors ("weight" [N, K] for a plain one)."""
+    """A matrix multiplication. `prepare` takes the checkpoint's canonical tensors ("weight" [N, K] for a plain one).
+
+    A kernel that multiplies in fp8 may have an attribute `scaled_rows_from`: from that many tokens on its `apply` also
+    takes x as `octavo.plugin.torch.ScaledRows`, which the norm before it then makes (op `add_rms_norm_fp8`), and its
+    method `apply_scaled(x, w, bias) -> ScaledRows` gives a gated product in the form that the next one takes.
+    """
 
     name: ClassVar[str]
 

@@ -9,7 +9,7 @@ import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -232,6 +232,17 @@ def int4_groups(
     from octavo.quant.schemes import int4_groups as groups
 
     return groups(weights, scheme)
+
+
+class ScaledRows(NamedTuple):
+    """Activations x [T, K] in 8 bits: `values` [T, K] times `scale` float32 [T, 1]. See `LinearKernel`."""
+
+    values: torch.Tensor
+    scale: torch.Tensor
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.values.shape
 
 
 def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from octavo.triton.overlap import IN_ORDER, Overlap
+from octavo.triton.quantize import FP8, quantize_row, row_warps
 
 Tensor = torch.Tensor
 
@@ -84,6 +85,39 @@ def _add_rms_norm_kernel(
     tl.store(residual_at, total, mask=mask)
     y = scale_to_unit_rms(total.to(tl.float32), weight[None, :], eps, width, dtype, ROUND)
     tl.store(x_at, y.to(dtype), mask=mask)
+
+
+@triton.jit
+def _add_rms_norm_fp8_kernel(
+    x_ptr,
+    residual_ptr,
+    weight_ptr,
+    out_ptr,
+    scale_ptr,
+    stride_x,
+    stride_residual,
+    width,
+    eps,
+    LARGEST: tl.constexpr,
+    ROUND: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    START: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK_D)
+    mask = columns < width
+    residual_at = residual_ptr + row * stride_residual + columns
+    dtype: tl.constexpr = x_ptr.dtype.element_ty
+    weight = tl.load(weight_ptr + columns, mask=mask, other=0.0).to(tl.float32)
+    START()
+    x = tl.load(x_ptr + row * stride_x + columns, mask=mask, other=0.0).to(tl.float32)
+    total = (x + tl.load(residual_at, mask=mask, other=0.0)).to(dtype)
+    tl.store(residual_at, total, mask=mask)
+    y = scale_to_unit_rms(total.to(tl.float32)[None, :], weight[None, :], eps, width, dtype, ROUND)
+    normed = tl.reshape(y, (BLOCK_D,)).to(dtype).to(tl.float32)
+    values, scale = quantize_row(normed, LARGEST)
+    tl.store(out_ptr + row * width + columns, values.to(out_ptr.dtype.element_ty), mask=mask)
+    tl.store(scale_ptr + row, scale)
 
 
 def row_tile(width: int) -> tuple[int, int, int]:
@@ -165,3 +199,44 @@ def add_rms_norm(
         **overlap.options,
     )
     return x, residual
+
+
+def add_rms_norm_fp8(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float,
+    *,
+    dtype: torch.dtype = FP8,
+    overlap: Overlap = IN_ORDER,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The op `add_rms_norm_fp8` in one pass: residual becomes x + residual, in place. Both [T, D].
+
+    dtype: the fp8 format, a chip's own kind of e4m3.
+    """
+    assert x.stride(1) == residual.stride(1) == 1, "rows are read in order"
+    num_rows, width = x.shape
+    out = torch.empty((num_rows, width), dtype=dtype, device=x.device)
+    scale = torch.empty((num_rows, 1), dtype=torch.float32, device=x.device)
+    if num_rows:
+        block_d = triton.next_power_of_2(width)
+        overlap.launch(
+            _add_rms_norm_fp8_kernel,
+            (num_rows,),
+            x,
+            residual,
+            weight,
+            out,
+            scale,
+            x.stride(0),
+            residual.stride(0),
+            width,
+            eps,
+            LARGEST=torch.finfo(dtype).max,
+            ROUND=weight.dtype == x.dtype,
+            BLOCK_D=block_d,
+            START=overlap.start,
+            num_warps=row_warps(block_d),
+            **overlap.options,
+        )
+    return out, scale, residual

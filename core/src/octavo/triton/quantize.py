@@ -15,6 +15,14 @@ FP8 = torch.float8_e4m3fn
 
 
 @triton.jit
+def quantize_row(x, LARGEST: tl.constexpr):
+    """(values in [-LARGEST, LARGEST], scale) of one row x in float32."""
+    # A row of zeros must not divide by zero; the floor is far below what any format's smallest value can show.
+    scale = tl.maximum(tl.max(tl.abs(x), axis=0), 1e-12) / LARGEST
+    return tl.clamp(x * (1.0 / scale), -LARGEST, LARGEST), scale
+
+
+@triton.jit
 def _quantize_kernel(
     x_ptr,
     out_ptr,
@@ -30,11 +38,14 @@ def _quantize_kernel(
     mask = columns < width
     START()
     x = tl.load(x_ptr + row * stride_x + columns, mask=mask, other=0.0).to(tl.float32)
-    # A row of zeros must not divide by zero; the floor is far below what any format's smallest value can show.
-    scale = tl.maximum(tl.max(tl.abs(x), axis=0), 1e-12) / LARGEST
-    values = tl.clamp(x * (1.0 / scale), -LARGEST, LARGEST)
+    values, scale = quantize_row(x, LARGEST)
     tl.store(out_ptr + row * width + columns, values.to(out_ptr.dtype.element_ty), mask=mask)
     tl.store(scale_ptr + row, scale)
+
+
+def row_warps(width: int) -> int:
+    """Warps of a program that keeps one row of `width` in registers: about 16 features a thread."""
+    return min(16, max(1, width // 512))
 
 
 def quantize_fp8(x: Tensor, *, dtype: torch.dtype = FP8, overlap: Overlap = IN_ORDER) -> tuple[Tensor, Tensor]:
@@ -60,7 +71,7 @@ def quantize_fp8(x: Tensor, *, dtype: torch.dtype = FP8, overlap: Overlap = IN_O
             LARGEST=torch.finfo(dtype).max,
             BLOCK_D=block_d,
             START=overlap.start,
-            num_warps=min(16, max(1, block_d // 512)),
+            num_warps=row_warps(block_d),
             **overlap.options,
         )
     return out, scale

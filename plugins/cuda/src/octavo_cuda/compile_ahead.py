@@ -12,6 +12,7 @@ kernel once more.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
@@ -133,9 +134,13 @@ def multiply(kernel: Any, packed: Any, spec: LinearSpec) -> None:
     """Apply a weight that `kernel.prepare` made of `spec` to 1, 2, 4, ... tokens: cuts change at powers of two."""
     weight, dtype = without_memory(packed), getattr(torch, spec.act_dtype)
     bias = torch.empty(spec.out_features, dtype=dtype, device=META) if spec.bias else None
+    scaled = getattr(kernel, "scaled_rows_from", math.inf) if spec.gate else math.inf
     tokens = 1
     while tokens <= min(spec.max_tokens, MOST_TOKENS):
-        kernel.apply(torch.empty((tokens, spec.in_features), dtype=dtype, device=META), weight, bias)
+        x = torch.empty((tokens, spec.in_features), dtype=dtype, device=META)
+        kernel.apply(x, weight, bias)
+        if tokens >= scaled:
+            kernel.apply_scaled(x, weight, bias)
         tokens *= 2
 
 

@@ -4,6 +4,8 @@
     up to 32         y = skinny(x, W8) * scale_w           likewise, on the matrix units
     more             y = (x8 W8^T) * scale_x * scale_w     on the fp8 matrix units, twice the rate of bfloat16
 
+With more tokens x comes quantized from the norm or the activation before it where core can arrange that (`ScaledRows`).
+
 Shapes: T tokens, K in_features, N out_features.
 """
 
@@ -16,7 +18,7 @@ from typing import Any, ClassVar
 import torch
 
 from octavo.plugin import YES, Device, LinearSpec, QuantScheme, Support, no
-from octavo.plugin.torch import quantize_rows
+from octavo.plugin.torch import ScaledRows, quantize_rows
 
 Tensor = torch.Tensor
 
@@ -30,6 +32,7 @@ MULTIPLE = 16
 """What the row-wise product asks of N and K."""
 SKINNY_TOKENS = 32
 """Up to here decoding the weight is taken to cost less than quantizing the activations: not measured yet."""
+ACT = torch.bfloat16
 GATES = ("silu", "gelu", "gelu_tanh")
 
 
@@ -53,6 +56,7 @@ class Fp8Linear:
 
     name: ClassVar[str] = "fp8"
     gates: ClassVar[tuple[str, ...]] = GATES
+    scaled_rows_from: ClassVar[int] = SKINNY_TOKENS + 1
 
     @classmethod
     def supports(cls, spec: LinearSpec, device: Device) -> Support:
@@ -69,13 +73,14 @@ class Fp8Linear:
         return YES
 
     def __init__(self) -> None:
-        from octavo.triton.activation import act_and_mul
+        from octavo.triton.activation import act_and_mul, act_and_mul_fp8
         from octavo.triton.gemv import MAX_ROWS, gemv_fp8
         from octavo.triton.quantize import quantize_fp8
         from octavo.triton.skinny import skinny
 
         self._gemv_tokens = MAX_ROWS
-        self._gemv, self._skinny, self._quantize, self._act_and_mul = gemv_fp8, skinny, quantize_fp8, act_and_mul
+        self._gemv, self._skinny, self._quantize = gemv_fp8, skinny, quantize_fp8
+        self._act_and_mul, self._act_and_mul_fp8 = act_and_mul, act_and_mul_fp8
 
     def prepare(self, weights: Mapping[str, Tensor], spec: LinearSpec, device: Device) -> Fp8Weight:
         """weights: "weight" [N, K], plain."""
@@ -91,15 +96,23 @@ class Fp8Linear:
             overlap=overlap_for(getattr(device, "capability", (0, 0))),
         )
 
-    def apply(self, x: Tensor, w: Fp8Weight, bias: Tensor | None) -> Tensor:
-        """x bfloat16 [T, K] -> [T, N], or [T, N / 2] behind a gate."""
-        few: dict[str, Any] = {"gate": w.gate, "counters": w.counters, "overlap": w.overlap}
-        if x.shape[0] <= self._gemv_tokens:
-            return self._gemv(x, w.weight, w.scale[0], bias, **few)
-        if x.shape[0] <= SKINNY_TOKENS:
+    def apply(self, x: Tensor | ScaledRows, w: Fp8Weight, bias: Tensor | None) -> Tensor:
+        """x bfloat16 [T, K] or ScaledRows -> bfloat16 [T, N], or [T, N / 2] behind a gate."""
+        if isinstance(x, Tensor) and x.shape[0] <= SKINNY_TOKENS:
+            few: dict[str, Any] = {"gate": w.gate, "counters": w.counters, "overlap": w.overlap}
+            if x.shape[0] <= self._gemv_tokens:
+                return self._gemv(x, w.weight, w.scale[0], bias, **few)
             return self._skinny(x, w.weight, bias, scale=w.scale[0], **few)
-        values, scale = self._quantize(x, overlap=w.overlap)
-        y = torch._scaled_mm(
-            values, w.weight.t(), scale_a=scale, scale_b=w.scale, bias=bias, out_dtype=x.dtype, use_fast_accum=True
-        )
+        y = self._product(x, w, bias)
         return y if w.gate is None else self._act_and_mul(y, w.gate, overlap=w.overlap)
+
+    def apply_scaled(self, x: Tensor | ScaledRows, w: Fp8Weight, bias: Tensor | None) -> ScaledRows:
+        """A gated product [T, N / 2], quantized by the kernel that applies the gate. T is above `SKINNY_TOKENS`."""
+        assert w.gate is not None, "only a gated product ends in a kernel that can quantize"
+        return ScaledRows(*self._act_and_mul_fp8(self._product(x, w, bias), w.gate, overlap=w.overlap))
+
+    def _product(self, x: Tensor | ScaledRows, w: Fp8Weight, bias: Tensor | None) -> Tensor:
+        values, scale = self._quantize(x, overlap=w.overlap) if isinstance(x, Tensor) else x
+        return torch._scaled_mm(
+            values, w.weight.t(), scale_a=scale, scale_b=w.scale, bias=bias, out_dtype=ACT, use_fast_accum=True
+        )

@@ -56,6 +56,7 @@ def register_triton(registry: KernelRegistry, device: Device) -> None:
     starts_early: tuple[tuple[Any, bool], ...] = (
         (norm.rms_norm, False),
         (norm.add_rms_norm, True),
+        (norm.add_rms_norm_fp8, True),
         (rope.rope, False),
         (rope.qkv_norm_rope, True),
         (rope.qkv_norm_rope_write, True),

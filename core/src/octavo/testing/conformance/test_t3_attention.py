@@ -14,6 +14,7 @@ from octavo.plugin import (
     AttnLayer,
     BatchKey,
     BatchLimits,
+    Device,
     KVLayout,
     MultipleOf,
     start_step,
@@ -93,6 +94,7 @@ def test_a_captured_plan_serves_longer_contexts(subject: Subject, attention: Ker
     assert runner is not None
     short = fit(subject, Case(spec=spec_of(subject.caps.default_dtype), lens=[(3, 1), (1, 1), (9, 1), (2, 1)]))
     long = replace(short, lens=[(100, 1), (40, 1), (17, 1), (64, 1)], seed=1)
+    skip_refusal(attention, short.spec, device)
     layout = layout_of(subject, attention, short)
     with device.inference():
         # One set of persistent buffers, wide enough for the longest context; each case is copied into them.
@@ -149,13 +151,18 @@ def layout_of(subject: Subject, attention: Kernel, case: Case) -> KVLayout:
     return attention.fn.kv_layout(spec) or subject.platform.kv_layout(spec, subject.device)
 
 
-def check(subject: Subject, attention: Kernel, case: Case) -> None:
-    """Run the case; compare outputs, and what lies in the cache afterwards. Skips a refusal that gives its reason."""
-    device, spec = subject.device, case.spec
+def skip_refusal(attention: Kernel, spec: AttentionSpec, device: Device) -> None:
+    """Skip what the backend refuses, say because a package that it needs is not installed; it must give its reason."""
     answer = attention.fn.supports(spec, device)
     if not answer.ok:
         assert answer.reason, "a refusal must carry a reason"
         pytest.skip(f"refuses: {answer.reason}")
+
+
+def check(subject: Subject, attention: Kernel, case: Case) -> None:
+    """Run the case; compare outputs, and what lies in the cache afterwards."""
+    device, spec = subject.device, case.spec
+    skip_refusal(attention, spec, device)
     allowed = subject.settings.error("attention", spec.dtype, ALLOWED[spec.dtype])
     with device.inference():
         inputs = build(case, layout_of(subject, attention, case), device)
