@@ -9,6 +9,7 @@ import pytest
 
 from octavo import __version__
 from octavo.errors import ConfigError
+from octavo.server import pooling
 from octavo.server.app import ROUTES
 from octavo.server.options import ServerOptions
 
@@ -71,7 +72,7 @@ async def test_a_key_guards_every_route_but_health(serve, path):
         assert set(response.json()["error"]) == {"message", "type", "param", "code"}
     for key in ("first", "second"):
         response = await server.http.request(method, path, headers={"authorization": f"Bearer {key}"})
-        assert response.status_code in (200, 400)
+        assert response.status_code in (200, 501 if path in pooling.PATHS else 400)
     assert (await server.get("/health")).status_code == 200
 
 
@@ -207,3 +208,11 @@ async def test_case_D7_concurrent_streams_get_only_their_own_tokens(serve, token
     for own, chunks in zip(ids, streams, strict=True):
         got = [token for chunk in chunks for choice in chunk["choices"] for token in choice["token_ids"]]
         assert got == [own] * 20 + [2]
+
+
+@pytest.mark.parametrize("path", pooling.PATHS)
+async def test_routes_of_models_that_pool_say_that_this_one_does_not(serve, path):
+    server = await serve()
+    response = await server.send(path, {"input": "x"})
+    assert response.status_code == 501
+    assert response.json()["error"]["code"] == "not_supported"

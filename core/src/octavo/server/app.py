@@ -10,17 +10,21 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from octavo.server import openapi, status
+from octavo.server import openapi, pooling, status, tokens
 from octavo.server.endpoint import Endpoint, Handler, encode_json, error_body
 from octavo.server.errors import ApiError
 from octavo.server.middleware import ApiKeys, CountResponses, Exchanges, RequestIds
-from octavo.server.openai import chat, completions, models, tokenize
+from octavo.server.openai import batch, chat, completions, models, tokenize
 from octavo.server.page.routes import page_routes
 from octavo.server.service import Service
 
 ROUTES: dict[tuple[str, str], Handler] = {
     ("POST", "/v1/completions"): completions.create_completion,
     ("POST", "/v1/chat/completions"): chat.create_chat,
+    ("POST", "/v1/chat/completions/batch"): batch.create_batch,
+    ("POST", "/v1/completions/render"): tokens.render_completion,
+    ("POST", "/v1/chat/completions/render"): tokens.render_chat,
+    ("POST", "/inference/v1/generate"): tokens.generate,
     ("GET", "/v1/models"): models.list_models,
     ("GET", "/v1/models/{id:path}"): models.get_model,
     ("POST", "/tokenize"): tokenize.tokenize,
@@ -30,6 +34,7 @@ ROUTES: dict[tuple[str, str], Handler] = {
     ("GET", "/version"): status.version,
     ("GET", "/metrics"): status.metrics,
 }
+ROUTES |= {("POST", path): pooling.refuse for path in pooling.PATHS}
 ROUTES["GET", "/openapi.json"] = openapi.serve_document(ROUTES)
 
 EXPOSED_HEADERS = (

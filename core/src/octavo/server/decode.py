@@ -48,6 +48,9 @@ def decode_part(value: Any, kind: Any, place: str) -> Any:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
+        if isinstance(inner := error.__cause__, RequestError):  # what a struct itself found wrong
+            inner.field = f"{place}.{inner.field}" if inner.field else place
+            raise inner from None
         raise _wrong_type(str(error), place) from None
 
 

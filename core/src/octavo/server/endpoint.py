@@ -57,7 +57,7 @@ class Raw:
     content_type: str
 
 
-Reply = msgspec.Struct | dict[str, Any] | Stream[Any] | Raw
+Reply = msgspec.Struct | dict[str, Any] | list[Any] | Stream[Any] | Raw
 Handler = Callable[[Service, Call[Any]], Awaitable[Reply]]
 
 

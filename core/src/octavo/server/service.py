@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from octavo.engine.info import ModelInfo
     from octavo.tokenizer import Tokenizer
 
+T = TypeVar("T")
 Prompt = str | list[int]
 Outputs = AsyncGenerator[tuple[int, RequestOutput], None]
 """(index of the prompt, its delta), as they come."""
@@ -263,16 +264,16 @@ def render(
     return Rendered(text, tokenizer.encode_rendered(text, add_special_tokens=add_special_tokens))
 
 
-async def merge(streams: Sequence[AsyncGenerator[RequestOutput, None]]) -> Outputs:
+async def merge(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
     """Items of all streams with the stream's index, as they come. The first error ends them all."""
     if len(streams) == 1:
         async with aclosing(streams[0]) as only:
             async for output in only:
                 yield 0, output
         return
-    queue: asyncio.Queue[tuple[int, RequestOutput | Exception | None]] = asyncio.Queue()
+    queue: asyncio.Queue[tuple[int, T | Exception | None]] = asyncio.Queue()
 
-    async def pump(index: int, stream: AsyncGenerator[RequestOutput, None]) -> None:
+    async def pump(index: int, stream: AsyncGenerator[T, None]) -> None:
         try:
             async with aclosing(stream):
                 async for output in stream:

@@ -126,7 +126,7 @@ def max_tokens_field(body: ChatBody) -> str:
 
 
 async def make_pieces(
-    answers: Answers, body: ChatBody, service: Service, head: ChatChunk, *, count: UsageCount
+    answers: Answers, body: ChatBody, service: Service, head: ChatChunk, *, count: UsageCount, prompt: int = 0
 ) -> Pieces:
     """The chunks of all choices as they come; the very first one also carries what belongs to the prompt."""
     names = TokenNames(service.client.tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
@@ -136,7 +136,7 @@ async def make_pieces(
     first = True
     async with aclosing(answers):
         async for new in answers:
-            count.add_answer(new)
+            count.add_answer(new, prompt=prompt)
             writer = writers.get(new.index)
             if writer is None:
                 writer = writers[new.index] = DeltaWriter(body, names, echo=echo)

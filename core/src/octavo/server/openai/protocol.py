@@ -139,6 +139,12 @@ class ChatBody(SamplingFields, kw_only=True):
     return_prompt_text: bool | None = None
 
 
+class BatchBody(ChatBody, kw_only=True):
+    """POST /v1/chat/completions/batch: as a chat, with a list of conversations."""
+
+    messages: Annotated[list[list[dict[str, Any]]], msgspec.Meta(examples=[[CONVERSATION, CONVERSATION]])]  # type: ignore[assignment]
+
+
 class TokenizeBody(msgspec.Struct, kw_only=True):
     """POST /tokenize: a prompt or messages."""
 

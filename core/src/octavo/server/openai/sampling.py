@@ -77,7 +77,7 @@ def to_params(
         max_tokens=max_tokens,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
-        logit_bias=_logit_bias(body.logit_bias),
+        logit_bias=read_logit_bias(body.logit_bias),
         structured_outputs=read_structured_outputs(body),
         detokenize=detokenize,
     )
@@ -123,7 +123,8 @@ def stream_options(body: SamplingFields) -> StreamOptions:
     return body.stream_options
 
 
-def _logit_bias(bias: dict[str, float] | None) -> dict[int, float] | None:
+def read_logit_bias(bias: dict[str, float] | None) -> dict[int, float] | None:
+    """Biases by token id. Raises RequestError for a key that is none."""
     if not bias:
         return None
     out = {}

@@ -1,0 +1,25 @@
+"""Routes of models that pool (embeddings, scores, classes). No model that is served here does: they answer 501."""
+
+from __future__ import annotations
+
+from octavo.server.endpoint import Call, Raw
+from octavo.server.errors import ApiError
+from octavo.server.service import Service
+
+PATHS = (
+    "/v1/embeddings",
+    "/v2/embed",
+    "/rerank",
+    "/v1/rerank",
+    "/v2/rerank",
+    "/score",
+    "/v1/score",
+    "/classify",
+    "/pooling",
+)
+
+
+async def refuse(service: Service, call: Call[None]) -> Raw:
+    """Say that the served model generates text and does not pool. Raises ApiError (501)."""
+    message = f"{service.info.model} generates text; embeddings, scores and classes need a model that pools"
+    raise ApiError(501, message, code="not_supported")
