@@ -75,7 +75,9 @@ class Drive:
         self.clients: dict[int, set[int]] = defaultdict(set)
         self.finish_order: list[int] = []
 
-    def submit(self, prompt, *, handle, max_tokens=4, client=0, eos=(EOS,), priority=0, lora=0, salt=b"", **params):
+    def submit(
+        self, prompt, *, handle, max_tokens=4, client=0, eos=(EOS,), priority=0, lora=0, salt=b"", leader=0, **params
+    ):
         self.loop.receive(
             Submit(
                 handle=handle,
@@ -88,6 +90,7 @@ class Drive:
                 priority=priority,
                 lora=lora,
                 salt=salt,
+                leader=leader,
             )
         )
 

@@ -1,4 +1,4 @@
-"""Beam search for a server's request: `use_beam_search` of completions and chats. The search is `octavo.beam_search`'s."""
+"""Beam search for a request to the server (`use_beam_search`). The search itself is `octavo.beam_search`."""
 
 from __future__ import annotations
 
