@@ -61,6 +61,7 @@ class ScriptedServer(ServerProcess):
         ready = json.loads(self.ready)
         self.url: str = ready["url"]
         self.engine_pid: int = ready["engine"]
+        self.grpc_address: str | None = ready["grpc"]
 
 
 @pytest.fixture

@@ -60,7 +60,7 @@ def build(config: EngineConfig) -> tuple[EngineLoop, ModelInfo]:
 
 
 def announce(service: Service, url: str) -> None:
-    print(json.dumps({"url": url, "engine": service.client._transport.pid}), flush=True)
+    print(json.dumps({"url": url, "engine": service.client._transport.pid, "grpc": service.grpc_address}), flush=True)
 
 
 if __name__ == "__main__":

@@ -76,6 +76,7 @@ class GrpcListener:
         add_octavo(OctavoServicer(service), self._server)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(service), self._server)
         await self._server.start()
+        service.grpc_address = self.address
         log.info("gRPC at %s", self.address)
 
     async def stop(self, grace: float) -> None:
