@@ -45,8 +45,16 @@ Event = Content | Reasoning | ToolCallStart | ToolCallArguments | ToolCallEnd
 
 
 class OutputParser(Protocol):
-    """Takes the text of one choice apart, in pieces of any size; how it is split changes no joined text."""
+    """Takes the text of one choice apart, in pieces of any size; how it is split changes no joined text.
 
+    expects_reasoning: whether the text begins with reasoning, or may do so. in_reasoning: whether what comes next is
+    reasoning, as far as is known.
+    """
+
+    expects_reasoning: bool
+
+    @property
+    def in_reasoning(self) -> bool: ...
     def feed(self, text: str) -> list[Event]:
         """What the next piece of text makes known. Special tokens must be in the text."""
         ...

@@ -10,7 +10,8 @@ from functools import lru_cache
 from typing import Any, Protocol, TypeVar
 
 from octavo.errors import ConfigError
-from octavo.server.parsers.detect import detect
+from octavo.server.parsers import response_template as described
+from octavo.server.parsers.detect import GENERIC, detect
 from octavo.server.parsers.events import OutputParser, Tool
 from octavo.server.parsers.grammar import CALL_KINDS, ReasoningFormat, ToolFormat, compose
 from octavo.server.parsers.machine import Machine
@@ -36,20 +37,29 @@ class Registered(Protocol):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Format:
-    """What was chosen for a model. tool_name, reasoning_name: None where nothing is parsed."""
+    """What was chosen for a model. tool_name, reasoning_name: None where nothing is parsed.
+
+    description: the model's own `response_template`, which then does both.
+    """
 
     tools: ToolFormat | None = None
     reasoning: ReasoningFormat | None = None
     tool_name: str | None = None
     reasoning_name: str | None = None
+    description: Mapping[str, Any] | None = None
 
     @property
     def has_tools(self) -> bool:
-        return self.tools is not None
+        return self.tools is not None or described.CALLS_FIELD in self._fields
 
     @property
     def has_reasoning(self) -> bool:
-        return self.reasoning is not None
+        return self.reasoning is not None or any(name in self._fields for name in described.REASONING_FIELDS)
+
+    @property
+    def _fields(self) -> Mapping[str, Any]:
+        fields: Mapping[str, Any] = (self.description or {}).get("fields", {})
+        return fields
 
     @property
     def reasoning_end(self) -> tuple[str, ...]:
@@ -77,13 +87,19 @@ def choose(
     reasoning_parser: str = "auto",
     template: str | None = None,
     has_token: Callable[[str], bool] = lambda text: False,
+    response_template: Mapping[str, Any] | None = None,
 ) -> Format:
     """The formats named, or ("auto") those that the chat template shows; "none" parses nothing.
 
-    template: source of the chat template that is used with tools. has_token: whether a text is one token.
+    template: source of the chat template that is used with tools; None if it is not known yet.
+    has_token: whether a text is one token. response_template: the tokenizer's own description of answers; it is used
+    by the name "hf", and where nothing else is known of the model.
     Raises ConfigError for a name that is not registered.
     """
     found_tools, found_reasoning = detect(template or "", has_token)
+    asked = (tool_call_parser, reasoning_parser)
+    if described.NAME in asked or (response_template and asked == ("auto", "auto") and found_tools == GENERIC):
+        return _described(response_template, is_known=template is not None)
     tool_name = found_tools if tool_call_parser == "auto" else tool_call_parser
     reasoning_name = found_reasoning if reasoning_parser == "auto" else reasoning_parser
     tools = _named(registered.tool_parsers, tool_name, "tool_call_parser", ToolFormat)
@@ -99,6 +115,14 @@ def choose(
         tool_name=tool_name if tools is not None else None,
         reasoning_name=reasoning_name if reasoning is not None else None,
     )
+
+
+def _described(response_template: Mapping[str, Any] | None, *, is_known: bool) -> Format:
+    if response_template is not None:
+        described.check_template(response_template)
+    elif is_known:
+        raise ConfigError(f"the parser {described.NAME!r} needs a response_template in tokenizer_config.json")
+    return Format(tool_name=described.NAME, reasoning_name=described.NAME, description=response_template)
 
 
 def _named(table: Mapping[str, str], name: str | None, flag: str, kind: type[F]) -> F | None:
@@ -123,7 +147,7 @@ def make_parser(
     prompt_tail: str = "",
     reasoning: bool = True,
     drop: frozenset[str] = frozenset(),
-) -> Machine:
+) -> OutputParser:
     """The parser of one choice.
 
     tools: those the request may call; without any, what looks like a call is content.
@@ -132,6 +156,10 @@ def make_parser(
     drop: texts of special tokens to leave out of content and reasoning.
     """
     tool_format = format.tools
+    if format.description is not None and tool_format is None:
+        return described.ResponseTemplateParser(
+            format.description, tools=tools, prompt=prompt_tail, drop=drop, reads_reasoning=reasoning
+        )
     thinks = format.reasoning if reasoning else None
     if tool_format is not None and tool_format.whole:
         at = prompt_tail.rfind(tool_format.turn)
