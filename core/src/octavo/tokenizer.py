@@ -30,6 +30,7 @@ class Tokenizer:
     eos_token_ids: the tokenizer's own end tokens; the model's generation config may name more.
     special_ids: ids that `skip_special_tokens` leaves out. chat_template: None if the model has none.
     special_tokens: text of each role ("bos_token", "eos_token", ...), also the variables of chat templates.
+    response_template: how to read the model's answers, if it says so itself.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class Tokenizer:
         special_tokens: Mapping[str, str] | None = None,
         eos_token_ids: Sequence[int] = (),
         chat_templates: Mapping[str, str] | None = None,
+        response_template: Mapping[str, Any] | None = None,
     ) -> None:
         self._backend = backend
         self.special_tokens = dict(special_tokens or {})
@@ -47,6 +49,7 @@ class Tokenizer:
         self.bos_token_id = self._role("bos_token")
         eos = self._role("eos_token")
         self.eos_token_ids = tuple(dict.fromkeys([*([] if eos is None else [eos]), *eos_token_ids]))
+        self.response_template = response_template
         self.chat_template: ChatTemplate | None = None
         if chat_templates:
             self.chat_template = ChatTemplate(chat_templates, special_tokens=self.special_tokens)
@@ -205,6 +208,7 @@ def load_tokenizer(
         special_tokens=parts.special_tokens,
         eos_token_ids=parts.eos_token_ids,
         chat_templates=templates,
+        response_template=parts.response_template,
     )
 
 

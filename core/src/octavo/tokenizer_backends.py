@@ -121,9 +121,11 @@ class SlowBackend:
 @dataclass(frozen=True, kw_only=True)
 class TokenizerParts:
     """What the files of a model say. special_tokens: text by role ("bos_token", ...). eos_token_ids: beyond the role
-    "eos_token". chat_templates: source by name, "default" for the usual one."""
+    "eos_token". chat_templates: source by name, "default" for the usual one. response_template: how to read answers, as
+    Transformers describes it."""
 
     backend: Backend
     special_tokens: Mapping[str, str] = field(default_factory=dict)
     eos_token_ids: tuple[int, ...] = ()
     chat_templates: Mapping[str, str] = field(default_factory=dict)
+    response_template: Mapping[str, Any] | None = None

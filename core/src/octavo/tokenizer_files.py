@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +40,15 @@ def read_folder(folder: Path, *, trust_remote_code: bool = False) -> TokenizerPa
     """Read the tokenizer of a model folder. Raises ModelNotFoundError naming the files looked for."""
     settings = read_json(folder / "tokenizer_config.json")
     templates = read_templates(folder, settings)
+    described = settings.get("response_template")
+    response_template = described if isinstance(described, dict) else None
     if (folder / "tokenizer.json").is_file():
-        return _fast(folder, settings, templates)
+        return replace(_fast(folder, settings, templates), response_template=response_template)
     if any(path.is_file() for pattern in SLOW_FILES for path in folder.glob(pattern)) or (
         trust_remote_code and "auto_map" in settings
     ):
-        return _through_transformers(folder, templates, trust_remote_code=trust_remote_code)
+        parts = _through_transformers(folder, templates, trust_remote_code=trust_remote_code)
+        return replace(parts, response_template=response_template)
     gguf_files = sorted(folder.glob("*.gguf"))
     if len(gguf_files) == 1:
         return read_gguf_tokenizer(gguf_files[0])

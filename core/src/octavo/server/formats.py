@@ -34,6 +34,7 @@ def model_format(tokenizer: Tokenizer | None, options: ServerOptions) -> Format:
         reasoning_parser=options.reasoning_parser,
         template="\n".join(templates.values()),
         has_token=has_token,
+        response_template=tokenizer.response_template if tokenizer is not None else None,
     )
 
 

@@ -18,13 +18,20 @@ import msgspec
 
 from octavo.outputs import CompletionOutput
 from octavo.sampling.params import SamplingParams
-from octavo.server.parsers.events import Content, Event, Reasoning, ToolCallArguments, ToolCallEnd, ToolCallStart
+from octavo.server.parsers.events import (
+    Content,
+    Event,
+    OutputParser,
+    Reasoning,
+    ToolCallArguments,
+    ToolCallEnd,
+    ToolCallStart,
+)
 from octavo.server.parsers.registry import Format, make_parser
 from octavo.server.tool_choice import enforce
 
 if TYPE_CHECKING:
     from octavo.server.conversation import Conversation
-    from octavo.server.parsers.machine import Machine
     from octavo.server.service import Service
 
 PROMPT_TAIL = 16_384
@@ -37,7 +44,7 @@ SWITCHES = ("enable_thinking", "thinking")
 class ChoiceReader:
     """Takes the text of one choice apart. num_reasoning_tokens: tokens of reasoning so far, its marks among them."""
 
-    def __init__(self, parser: Machine, conversation: Conversation, own_stops: frozenset[int]) -> None:
+    def __init__(self, parser: OutputParser, conversation: Conversation, own_stops: frozenset[int]) -> None:
         self.num_reasoning_tokens = 0
         self._parser = parser
         self._named = conversation.tool_choice == "named"
