@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from octavo.cli.options import flat_name
+from octavo.cli.options import INTERNAL, flat_name
 from octavo.config import EngineConfig, dotted_fields, make_config
 
 
-@pytest.mark.parametrize("dotted", sorted(set(dotted_fields(EngineConfig())) - {"parallel.rank"}))
+@pytest.mark.parametrize("dotted", sorted(set(dotted_fields(EngineConfig())) - INTERNAL))
 def test_the_flat_name_of_a_field_sets_that_field(dotted):
     default = dotted_fields(EngineConfig())[dotted]
     value = {"model.dtype": "float32", "cache.dtype": "float32"}.get(dotted, 1 if default is None else default)

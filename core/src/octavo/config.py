@@ -47,13 +47,14 @@ class ModelConfig:
 @dataclass(frozen=True, kw_only=True)
 class CacheConfig:
     """KV memory. The pool takes `memory_utilization` of the device minus weights and the largest step's activations,
-    unless `memory_bytes` or `num_blocks` fixes it. dtype: "auto" follows the model; "fp8" is float8_e4m3fn."""
+    unless `memory_bytes` or `num_blocks` fixes it; group_blocks (set by the engine that wakes up) gives all groups'. dtype: "auto" follows the model; "fp8" is float8_e4m3fn."""
 
     block_size: int = 16
     dtype: str = "auto"
     memory_utilization: float = 0.9
     memory_bytes: int | None = None
     num_blocks: int | None = None
+    group_blocks: tuple[int, ...] | None = None
     enable_prefix_caching: bool = True
 
 
@@ -172,7 +173,7 @@ def make_config(**flat: Any) -> EngineConfig:
         dotted for dotted in dotted_fields(EngineConfig()) if dotted not in ("platform.name", "cache.dtype")
     ]
     names = {dotted.rpartition(".")[2]: dotted for dotted in fields_by_name}
-    del names["rank"]
+    del names["rank"], names["group_blocks"]
     names |= ALIASES
     sections: dict[str, dict[str, Any]] = {}
     given = set()

@@ -14,6 +14,7 @@ OctavoError
 ├── RequestError                one request is wrong: the client's fault, names the field
 │   └── RequestTooLargeError    it can never fit (context or KV memory)
 └── EngineError                 one request or the engine failed: our fault
+    ├── EngineAsleepError       it gave its memory back, and takes no requests until it is woken up
     └── EngineDeadError         the engine process is gone
 """
 
@@ -86,6 +87,10 @@ class RequestTooLargeError(RequestError):
 
 class EngineError(OctavoError):
     """A request failed in the engine through no fault of its own."""
+
+
+class EngineAsleepError(EngineError):
+    """The engine sleeps: its memory was given back. Requests are served after it was woken up."""
 
 
 class EngineDeadError(EngineError):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -15,6 +17,7 @@ from octavo.engine.loop import EngineLoop
 from octavo.features import negotiate
 from octavo.parallel.leader import RankedExecutor
 from octavo.parallel.ranks import start_ranks
+from octavo.plugin.contracts import ModelExecutor
 from octavo.runner.runner import ModelRunner
 from octavo.runner.worker import Progress, Worker, build_worker, kv_state
 from octavo.sampling.processors import check_extra_args
@@ -61,9 +64,41 @@ def build_engine(
         limits=caps.schedule,
         max_model_len=worker.limits.max_model_len,
         run_ahead=config.scheduler.run_ahead,
+        source=Rebuild(config, platform, worker),
         check_extra_args=partial(check_extra_args, worker.processors, vocab_size=worker.vocab_size),
     )
     return loop, model_info(config, platform.name, worker)
+
+
+class Rebuild:
+    """The `octavo.engine.standstill.ExecutorSource` of a sleeping engine: loads the model again, on all ranks.
+
+    That works for every platform and kernel, and nothing of the old executor is left to hold on to memory.
+    """
+
+    def __init__(self, config: EngineConfig, platform: ActivePlatform, worker: Worker) -> None:
+        sizes = tuple(group.num_blocks for group in worker.executor.kv_groups)
+        self._config = with_field(config, "cache.group_blocks", sizes)
+        self._platform = platform
+        self._device = worker.device
+        self._path = worker.source.path
+
+    def release(self, level: int) -> None:
+        """Free the device's memory. Level 1 reads the checkpoint into the host's page cache, level 2 drops it there."""
+        gc.unfreeze()  # the engine's process has frozen what it was built with
+        gc.collect()
+        self._device.empty_cache()
+        for file in sorted(self._path.glob("*.safetensors")) if self._path.is_dir() else [self._path]:
+            with file.open("rb") as opened:
+                advice = os.POSIX_FADV_WILLNEED if level == 1 else os.POSIX_FADV_DONTNEED
+                os.posix_fadvise(opened.fileno(), 0, 0, advice)
+
+    def build(self) -> ModelExecutor:
+        worker = build_ranks(self._config, self._platform)
+        self._device = worker.device
+        gc.collect()
+        gc.freeze()
+        return worker.executor
 
 
 def build_ranks(config: EngineConfig, platform: ActivePlatform, *, progress: Progress | None = None) -> Worker:

@@ -74,6 +74,9 @@ COUNTERS = {
 
 WAITING = "Sequences that wait, by what for: capacity is a place in the batch or KV memory."
 
+SLEEP = "1 for the state that the engine is in."
+SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
+
 TIMES = {
     "queue": "Arrival to the first place in the batch.",
     "prefill": "First place in the batch to first token.",
@@ -101,6 +104,10 @@ class StatsCollector(Collector):
         waiting = GaugeMetricFamily(PREFIX + "num_requests_waiting_by_reason", WAITING, labels=(*LABELS, "reason"))
         waiting.add_metric((*labels, "capacity"), stats.waiting)
         yield waiting
+        sleep = GaugeMetricFamily(PREFIX + "engine_sleep_state", SLEEP, labels=(*LABELS, "sleep_state"))
+        for level, state in enumerate(SLEEP_STATES):
+            sleep.add_metric((*labels, state), level == stats.sleep_level)
+        yield sleep
         size = {"block_size": str(self._owner.info.block_size), "num_kv_blocks": str(self._owner.info.num_kv_blocks)}
         config = GaugeMetricFamily(PREFIX + "cache_config_info", "Size of the KV cache.", labels=(*LABELS, *size))
         config.add_metric((*labels, *size.values()), 1)

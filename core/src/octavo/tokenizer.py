@@ -98,6 +98,11 @@ class Tokenizer:
         """A stream of text for tokens that follow `prompt_ids`."""
         return self._backend.detokenizer(skip_special_tokens=skip_special_tokens, prompt_ids=prompt_ids)
 
+    def use_template(self, chat_template: str) -> None:
+        """Render chats with this template (a file or its source) from now on. Raises ConfigError; the old one stays."""
+        source = checked_template(chat_template)
+        self.chat_template = ChatTemplate({"default": source}, special_tokens=self.special_tokens)
+
     def render_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -198,11 +203,7 @@ def load_tokenizer(
     parts = read_gguf_tokenizer(path) if path.is_file() else read_folder(path, trust_remote_code=trust_remote_code)
     templates: Mapping[str, str] = parts.chat_templates
     if chat_template is not None:
-        templates = {"default": read_template(chat_template)}
-        try:
-            compile_template(templates["default"])
-        except RequestError as error:
-            raise ConfigError(f"chat_template: {error}") from error
+        templates = {"default": checked_template(chat_template)}
     return Tokenizer(
         parts.backend,
         special_tokens=parts.special_tokens,
@@ -210,6 +211,16 @@ def load_tokenizer(
         chat_templates=templates,
         response_template=parts.response_template,
     )
+
+
+def checked_template(chat_template: str) -> str:
+    """The source of a template given as a file or as its source. Raises ConfigError if it is none."""
+    source = read_template(chat_template)
+    try:
+        compile_template(source)
+    except RequestError as error:
+        raise ConfigError(f"chat_template: {error}") from error
+    return source
 
 
 def load_tokenizer_for(config: ModelConfig) -> Tokenizer | None:

@@ -54,7 +54,7 @@ HELP: Mapping[str, str] = {
     "platform.threads": "CPU threads of one worker.",
 }
 
-INTERNAL = frozenset({"parallel.rank"})
+INTERNAL = frozenset({"parallel.rank", "cache.group_blocks"})
 """Fields that are set by the engine, never by a flag."""
 
 CHOICES: Mapping[str, tuple[str, ...]] = {"model.dtype": DTYPES}

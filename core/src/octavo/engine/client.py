@@ -8,18 +8,19 @@ in its mailbox; the request's iterator takes them out.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
-from collections.abc import AsyncGenerator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 from octavo.engine.backlog import coalesce
 from octavo.engine.door import Door, Prepared
 from octavo.engine.frontend import Frontend, Request
 from octavo.engine.info import ModelInfo
-from octavo.engine.messages import Deltas, Failed, ResetPrefixCache, Stats
+from octavo.engine.messages import Control, Deltas, Done, Failed, ResetPrefixCache, Stats
 from octavo.engine.pump import describe
 from octavo.engine.transport import Transport
-from octavo.errors import EngineDeadError
+from octavo.errors import EngineDeadError, EngineError
 from octavo.metrics import EngineMetrics
 from octavo.outputs import OutputMerger, RequestOutput
 from octavo.sampling.params import SamplingParams
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 __all__ = ["EngineClient", "ModelInfo"]
 
 logger = logging.getLogger("octavo.client")
+
+Action = Literal["pause", "resume", "sleep", "wake_up"]
+Mode = Literal["abort", "wait", "keep"]
 
 LONG_PROMPT = 16_384
 """Characters (or ids); longer prompts are checked on a thread, so that other streams and /health go on meanwhile."""
@@ -88,6 +92,8 @@ class EngineClient:
         self._stats = Stats()
         self._error: EngineDeadError | None = None
         self._closing = False
+        self._serial = itertools.count()
+        self._answers: dict[int, asyncio.Future[Done]] = {}
         self._idle = asyncio.Event()
         self._idle.set()
         self._reader: asyncio.Task[None] | None = None
@@ -155,8 +161,14 @@ class EngineClient:
 
     async def abort(self, request_id: str) -> None:
         """End all live requests of that id: their iterators get a last delta with finish_reason "abort"."""
-        for request in [r for r in self._mailboxes if r.request_id == request_id]:
+        self.abort_where(lambda known: known == request_id)
+
+    def abort_where(self, chosen: Callable[[str], bool]) -> int:
+        """End all live requests whose id is chosen; returns how many."""
+        requests = [request for request in self._mailboxes if not request.ended and chosen(request.request_id)]
+        for request in requests:
             self._abort(request)
+        return len(requests)
 
     @property
     def is_alive(self) -> bool:
@@ -176,6 +188,24 @@ class EngineClient:
     def stats(self) -> Stats:
         """The engine's gauges and counters after its latest step."""
         return self._stats
+
+    async def control(self, action: Action, *, mode: Mode = "abort", level: int = 1) -> None:
+        """Pause, resume, sleep or wake up the engine (see `octavo.engine.standstill`); returns when that is done.
+
+        Raises EngineError if it cannot be done, EngineDeadError if the engine is gone.
+        """
+        self._check_open()
+        self.start()
+        ticket = next(self._serial)
+        answer = self._answers[ticket] = asyncio.get_running_loop().create_future()
+        client = self._transport.client
+        self._transport.send(Control(client=client, ticket=ticket, action=action, mode=mode, level=level))
+        try:
+            done = await answer
+        finally:
+            del self._answers[ticket]
+        if done.error:
+            raise EngineError(done.error)
 
     async def reset_prefix_cache(self) -> None:
         """Forget the cached prompt blocks that no running request uses."""
@@ -242,6 +272,8 @@ class EngineClient:
                 for deltas in coalesce(message for message in messages if isinstance(message, Deltas)):
                     self._handle(deltas)
                 for message in messages:
+                    if isinstance(message, Done) and message.ticket in self._answers:
+                        self._answers[message.ticket].set_result(message)
                     if isinstance(message, Failed):  # the last one
                         exited = message.kind == EngineDeadError.__name__
                         raise EngineDeadError(message.message if exited else f"the engine has died: {message.message}")
@@ -267,5 +299,8 @@ class EngineClient:
         if not self._closing:
             logger.error("%s", error)
         self._stats = Stats()
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_exception(EngineDeadError(str(error)))
         for request in self._frontend.drop_all():
             self._deliver(request, EngineDeadError(str(error)))

@@ -20,7 +20,7 @@ from octavo.engine.info import ModelInfo
 from octavo.engine.logprobs import entries
 from octavo.engine.messages import Abort, Deltas, Failure, Finish, Inbound, LogprobBlock, Submit, int32, int64
 from octavo.engine.output import Answer
-from octavo.errors import EngineError, RequestError
+from octavo.errors import EngineAsleepError, EngineError, RequestError
 from octavo.outputs import CompletionOutput, Logprob, RequestOutput
 
 if TYPE_CHECKING:
@@ -253,6 +253,8 @@ def derive_seed(seed: int, index: int) -> int:
 
 def error_of(failure: Failure) -> Exception:
     """The exception that a failed sequence raises for its reader."""
+    if failure.asleep:
+        return EngineAsleepError(failure.message)
     if failure.client_error:
         return RequestError(failure.message, field=failure.field)
     return EngineError(failure.message)

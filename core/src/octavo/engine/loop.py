@@ -13,9 +13,23 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from octavo.config import CacheConfig, SchedulerConfig
-from octavo.engine.messages import Abort, Deltas, Failure, Finish, Inbound, ResetPrefixCache, Stats, Submit
+from octavo.engine.messages import (
+    Abort,
+    Control,
+    Deltas,
+    Done,
+    Failure,
+    Finish,
+    Inbound,
+    ResetPrefixCache,
+    Stats,
+    Submit,
+)
 from octavo.engine.scheduler import Launched, Scheduler
+from octavo.engine.standstill import ExecutorSource, Standstill
 from octavo.errors import EngineError, RequestError
 from octavo.plugin.contracts import ModelExecutor
 from octavo.plugin.data import ScheduleLimits
@@ -33,12 +47,15 @@ class EngineLoop:
         limits: ScheduleLimits,
         max_model_len: int,
         run_ahead: int,
+        source: ExecutorSource | None = None,
         check_extra_args: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
-        """check_extra_args: raises RequestError for what the executor's logits processors do not take."""
+        """source: makes the executor again when the engine wakes up; None: it cannot sleep.
+        check_extra_args: raises RequestError for what the executor's logits processors do not take."""
         assert run_ahead in (0, 1), f"run_ahead is 0 or 1, not {run_ahead}"
-        self._executor = executor
+        self._executor: ModelExecutor | None = executor
         self._run_ahead = run_ahead
+        self._still = Standstill(source)
         self._check_extra_args = check_extra_args
         self._in_flight: deque[Launched] = deque()
         self._scheduler = Scheduler(
@@ -51,7 +68,12 @@ class EngineLoop:
         Shutdown is the caller's business: it stops calling `step`.
         """
         scheduler = self._scheduler
-        if isinstance(message, Submit):
+        if isinstance(message, Submit) and self._still.refuses:
+            text = "the engine is asleep, or about to be: wake it up, or try again later"
+            scheduler.outbox.failure(message.client, Failure(handle=message.handle, message=text, asleep=True))
+        elif isinstance(message, Submit) and self._still.holds:
+            self._still.hold(message)
+        elif isinstance(message, Submit):
             try:
                 extra_args = message.params.extra_args
                 if extra_args and self._check_extra_args is not None:
@@ -64,9 +86,12 @@ class EngineLoop:
                 scheduler.outbox.failure(message.client, failure)
         elif isinstance(message, Abort):
             for handle in message.handles:
-                scheduler.abort(message.client, handle, Finish.STOP if message.finished else Finish.ABORT)
+                if not self._still.drop(message.client, handle):
+                    scheduler.abort(message.client, handle, Finish.STOP if message.finished else Finish.ABORT)
         elif isinstance(message, ResetPrefixCache):
             scheduler.roster.kv.forget_unused()
+        elif isinstance(message, Control):
+            self._still.ask(message)
 
     def step(self) -> dict[int, Deltas]:
         """Launch the next step, collect the oldest, and return one message for each client that has news.
@@ -74,17 +99,24 @@ class EngineLoop:
         What the executor raises goes through; `fail_all` then ends all requests and leaves the loop usable.
         """
         scheduler, in_flight = self._scheduler, self._in_flight
-        launched = scheduler.schedule(in_flight=bool(in_flight))
+        self._obey()
+        launched = None if self._still.frozen else scheduler.schedule(in_flight=bool(in_flight))
         if launched is not None:
+            assert self._executor is not None, "a sleeping engine has no sequences"
             self._executor.launch(launched.batch)
             in_flight.append(launched)
         if in_flight and (launched is None or len(in_flight) > self._run_ahead):
             self._collect()
         else:
-            assert in_flight or not scheduler.roster.live, "live sequences, but nothing to schedule"
+            idle = self._still.frozen or not scheduler.roster.live
+            assert in_flight or idle, "live sequences, but nothing to schedule"
         if not scheduler.outbox:
             return {}
-        return scheduler.outbox.publish(scheduler.step, scheduler.stats)
+        return scheduler.outbox.publish(scheduler.step, self.stats)
+
+    def take_done(self) -> list[tuple[int, Done]]:
+        """(client, answer) of controls that have been obeyed since the last call."""
+        return self._still.take_done()
 
     def fail_all(self, message: str) -> dict[int, Deltas]:
         """End every request as failed through no fault of its own, after `step` raised."""
@@ -100,19 +132,36 @@ class EngineLoop:
 
     def close(self) -> None:
         """Free what the executor holds; nothing else may be called afterwards."""
-        self._executor.close()
+        if self._executor is not None:
+            self._executor.close()
 
     @property
     def has_work(self) -> bool:
         """Whether `step` has something to do."""
-        return bool(self._in_flight or self._scheduler.roster.live or self._scheduler.outbox)
+        live = self._scheduler.roster.live and not self._still.frozen
+        return bool(self._in_flight or live or self._scheduler.outbox or self._still.has_work)
 
     @property
     def stats(self) -> Stats:
-        return self._scheduler.stats
+        stats, still = self._scheduler.stats, self._still
+        if not (still.sleep_level or still.frozen):
+            return stats
+        return msgspec.structs.replace(stats, sleep_level=still.sleep_level, paused=still.frozen)
+
+    def _obey(self) -> None:
+        """Pause, sleep and so on, where it was asked for and requests allow it."""
+        if not self._still.has_work:
+            return
+        was_awake = self._executor is not None
+        self._executor = self._still.obey(self._executor, self._scheduler, in_flight=bool(self._in_flight))
+        if was_awake and self._executor is None:
+            self._still.release()
+        for submit in self._still.take_held():
+            self.receive(submit)
 
     def _collect(self) -> None:
         launched = self._in_flight.popleft()
+        assert self._executor is not None
         result = self._executor.collect()
         while result.step < launched.batch.step:  # left over from before a failure
             result = self._executor.collect()

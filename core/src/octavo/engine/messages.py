@@ -7,6 +7,7 @@ process, so that a delta goes back to who asked. Arrays travel as little-endian 
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -61,11 +62,25 @@ class ResetPrefixCache(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     client: int
 
 
+class Control(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Pause, go on, give memory back, or take it again; see `octavo.engine.standstill`. Answered by `Done`.
+
+    mode: what becomes of running requests: "abort" ends them, "wait" lets them end, "keep" (pause only) freezes them.
+    level: of sleep. 1 keeps the weights at hand in host memory, 2 does not.
+    """
+
+    client: int
+    ticket: int
+    action: Literal["pause", "resume", "sleep", "wake_up"]
+    mode: Literal["abort", "wait", "keep"] = "abort"
+    level: int = 1
+
+
 class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """End the engine after this step."""
 
 
-Inbound = Submit | Abort | ResetPrefixCache | Shutdown
+Inbound = Submit | Abort | ResetPrefixCache | Control | Shutdown
 
 
 class LogprobBlock(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,12 +96,14 @@ class LogprobBlock(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """One sequence failed. `client_error` True: the request was wrong (400), else ours (500)."""
+    """One sequence failed. `client_error` True: the request was wrong (400), else ours (500); `asleep`: it may
+    come again later."""
 
     handle: int
     message: str
     field: str = ""
     client_error: bool = False
+    asleep: bool = False
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,6 +120,8 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int = 0
     generation_tokens: int = 0
     aborts: int = 0
+    sleep_level: int = 0
+    paused: bool = False
 
 
 class Deltas(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -138,7 +157,14 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     message: str
 
 
-Outbound = Deltas | Ready | Failed
+class Done(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A `Control` has been obeyed, or could not be: `error` says why."""
+
+    ticket: int
+    error: str = ""
+
+
+Outbound = Deltas | Ready | Failed | Done
 
 _encoder = msgspec.msgpack.Encoder()
 _inbound = msgspec.msgpack.Decoder(Inbound)

@@ -31,10 +31,13 @@ def pump(
             continue
         for client, deltas in engine.step().items():
             publish(client, deltas)
-        if not engine.has_work:
+        done = engine.take_done()
+        if done or not engine.has_work:
             final = Deltas(step=engine.stats.steps, stats=engine.stats)
             for client in clients:
                 publish(client, final)
+        for client, answer in done:  # behind the gauges, which then tell what was done
+            publish(client, answer)
 
 
 def describe(error: BaseException) -> str:

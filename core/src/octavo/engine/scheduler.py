@@ -146,6 +146,22 @@ class Scheduler:
             self._finish(seq, finish)
             self.roster.drop_ended()
 
+    def abort_all(self) -> None:
+        """End every sequence as aborted."""
+        for client, handle in list(self.roster.live):
+            self.abort(client, handle, Finish.ABORT)
+
+    def forget_memory(self) -> None:
+        """The executor that held the keys and values is gone. Needs all sequences ended and no step in flight."""
+        assert not self.roster.live, "live sequences have keys and values"
+        self.roster.kv.forget_unused()
+        self.roster.table.released = []  # the next executor knows no rows
+
+    @property
+    def kv_sizes(self) -> list[tuple[int, int]]:
+        """(block size, number of blocks) of each KV group."""
+        return [(group.block_size, group.num_blocks) for group in self.roster.kv.groups]
+
     def fail_all(self, message: str) -> None:
         """End everything as failed, and forget the steps in flight."""
         for seq in list(self.roster.live.values()):

@@ -150,7 +150,8 @@ def _with_memory(
 
     footprint = None
     budget = config.cache.memory_bytes
-    if budget is None and config.cache.num_blocks is None:
+    sizes = config.cache.group_blocks
+    if budget is None and config.cache.num_blocks is None and sizes is None:
         null = [KVPlan(spec=n.spec, num_layers=n.num_layers, num_blocks=NULL_BLOCKS) for n in needs]
         eager = Shapes(limits=limits, schedule=platform.caps.schedule, buckets=shapes.buckets)
         footprint = measure_step(device, lambda: run_largest(runner(null, eager, EagerRunner()), limits))
@@ -164,7 +165,12 @@ def _with_memory(
             del trial, records
             device.empty_cache()
         budget = least(footprint.budget(config.cache.memory_utilization), ctx.comm, device.torch_device)
-    plans = divide(needs, limits, budget=budget, num_blocks=config.cache.num_blocks)
+    if sizes is not None:
+        plans = [
+            KVPlan(spec=n.spec, num_layers=n.num_layers, num_blocks=size) for n, size in zip(needs, sizes, strict=True)
+        ]
+    else:
+        plans = divide(needs, limits, budget=budget, num_blocks=config.cache.num_blocks)
     executor = runner(plans, shapes, graph)
     for key in shapes.at_start:
         executor.record(key)

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from octavo.server import openapi, pooling, status, tokens
+from octavo.server import admin, openapi, pooling, status, tokens
 from octavo.server.endpoint import Endpoint, Handler, encode_json, error_body
 from octavo.server.errors import ApiError
 from octavo.server.middleware import ApiKeys, CountResponses, Exchanges, RequestIds
@@ -31,6 +31,7 @@ ROUTES: dict[tuple[str, str], Handler] = {
     ("POST", "/detokenize"): tokenize.detokenize,
     ("GET", "/health"): status.health,
     ("GET", "/ping"): status.health,
+    ("GET", "/load"): status.load,
     ("GET", "/version"): status.version,
     ("GET", "/metrics"): status.metrics,
 }
@@ -61,13 +62,14 @@ def create_app(service: Service) -> Starlette:
                 expose_headers=EXPOSED_HEADERS,
             )
         )
+    routes = ROUTES | (admin.ROUTES if options.enable_admin else {})
     middleware.append(Middleware(RequestIds))
     middleware.append(Middleware(Exchanges, observers=service.observers))
     if service.keys:
         middleware.append(Middleware(ApiKeys, keys=service.keys))
     return Starlette(
         routes=[
-            *(Route(path, Endpoint(service, handler), methods=[method]) for (method, path), handler in ROUTES.items()),
+            *(Route(path, Endpoint(service, handler), methods=[method]) for (method, path), handler in routes.items()),
             *(page_routes() if options.ui else ()),
         ],
         middleware=middleware,

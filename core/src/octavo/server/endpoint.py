@@ -94,7 +94,13 @@ class Endpoint:
         try:
             reply = await self.handler(self.service, call)
             if isinstance(reply, Stream):
-                await send_events(send, reply.chunks, named=reply.named, error_body=partial(error_body, scope=scope))
+                await send_events(
+                    send,
+                    reply.chunks,
+                    named=reply.named,
+                    error_body=partial(error_body, scope=scope),
+                    keep_alive=self.service.options.sse_keep_alive_interval,
+                )
             elif isinstance(reply, Raw):
                 await send_bytes(send, 200, reply.data, content_type=reply.content_type)
             else:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from octavo.errors import EngineDeadError, EngineError, RequestError, RequestTooLargeError
+from octavo.errors import EngineAsleepError, EngineDeadError, EngineError, RequestError, RequestTooLargeError
 
 log = logging.getLogger("octavo.server")
 
@@ -118,6 +118,11 @@ def priority_not_allowed(asked: int, most: int) -> ApiError:
     return ApiError(403, message, kind="permission_error", param="priority", code="priority_not_allowed")
 
 
+def admin_only() -> ApiError:
+    message = "this route takes an admin's key: one of --api-key, or of the keys file with `admin: true`"
+    return ApiError(403, message, kind="permission_error", code="admin_only")
+
+
 def not_ready(reason: str) -> ApiError:
     return ApiError(503, reason, kind="server_error", code="not_ready")
 
@@ -153,6 +158,8 @@ def as_api_error(error: Exception) -> ApiError:
         return ApiError(400, str(error), param=error.field or None)
     if isinstance(error, EngineDeadError):
         return ApiError(503, str(error), kind="server_error", code="engine_dead", headers=RETRY_AFTER)
+    if isinstance(error, EngineAsleepError):
+        return ApiError(503, str(error), kind="server_error", code="asleep", headers=RETRY_AFTER)
     if isinstance(error, EngineError):
         return ApiError(500, str(error), kind="server_error", code="engine_error")
     log.error("a request failed unexpectedly", exc_info=error)

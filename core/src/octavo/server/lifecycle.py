@@ -13,16 +13,18 @@ import logging
 import os
 import signal
 import socket
+import ssl
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
 import uvicorn
 
-from octavo.config import EngineConfig
+from octavo.config import EngineConfig, dotted_fields
 from octavo.engine.client import EngineClient
 from octavo.engine.process import Build, start_engine
 from octavo.errors import ConfigError, OctavoError
@@ -56,6 +58,8 @@ async def serve(
     build: what makes the engine inside its process (None: `octavo.launch.build_engine`).
     Raises ConfigError if the address cannot be used, and what `start_engine` raises.
     """
+    if options.ssl_certfile is not None:
+        ssl_context(options)  # a wrong file is found now, not when the model has been loaded
     # Bound before the model is loaded: a port in use is found in milliseconds, not after minutes.
     sockets = None
     if options.uds is None:
@@ -77,6 +81,9 @@ async def serve(
     service = Service(client, options)
     if grpc is not None:
         await grpc.start(service)
+    service.config = dotted_fields(config)
+    if config.model.chat_template is not None:
+        service.reloads.append(partial(reload_template, service, config.model.chat_template))
     server = HttpServer(service, on_ready=on_ready)
     watch = asyncio.create_task(watch_engine(service, server, config, build))
     try:
@@ -112,20 +119,23 @@ class HttpServer(uvicorn.Server):
 
     def __init__(self, service: Service, *, on_ready: OnReady | None = None) -> None:
         options = service.options
-        super().__init__(
-            uvicorn.Config(
-                create_app(service),
-                host=options.host,
-                port=options.port,
-                uds=options.uds,
-                root_path=options.root_path,
-                log_config=None,
-                access_log=False,  # our own says more
-                lifespan="off",
-                server_header=False,
-                timeout_graceful_shutdown=int(options.shutdown_timeout + FLUSH_S) + 1,
-            )
+        config = uvicorn.Config(
+            create_app(service),
+            host=options.host,
+            port=options.port,
+            uds=options.uds,
+            root_path=options.root_path,
+            log_config=None,
+            access_log=False,  # our own says more
+            lifespan="off",
+            server_header=False,
+            timeout_graceful_shutdown=int(options.shutdown_timeout + FLUSH_S) + 1,
         )
+        super().__init__(config)
+        if options.ssl_certfile is not None:
+            config.load()
+            config.ssl = context = ssl_context(options)
+            service.reloads.append(partial(load_certificates, context, options))
         self.service = service
         self.engine_lost = False
         self._on_ready = on_ready
@@ -159,11 +169,21 @@ class HttpServer(uvicorn.Server):
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self.handle_exit, number, None)
+        loop.add_signal_handler(signal.SIGHUP, self.reload)
         try:
             yield
         finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 loop.remove_signal_handler(number)
+
+    def reload(self) -> None:
+        """What SIGHUP asks for."""
+        try:
+            self.service.reload()
+        except ConfigError as error:
+            log.error("not all could be read again: %s", error)
+        else:
+            log.info("keys, certificates and chat template were read again")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.should_exit or sig == signal.SIGINT:
@@ -210,6 +230,38 @@ def open_grpc(options: ServerOptions) -> GrpcListener | None:
     return GrpcListener(options)
 
 
+def reload_template(service: Service, chat_template: str) -> None:
+    """Read the template of --chat-template again. Raises ConfigError."""
+    if service.client.tokenizer is not None:
+        service.client.tokenizer.use_template(chat_template)
+
+
+def ssl_context(options: ServerOptions) -> ssl.SSLContext:
+    """TLS as the options say. Raises ConfigError naming the flag."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    load_certificates(context, options)
+    if options.ssl_ca_certs is not None:
+        try:
+            context.load_verify_locations(options.ssl_ca_certs)
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(f"--ssl-ca-certs {options.ssl_ca_certs} cannot be used: {error}") from None
+    context.verify_mode = ssl.VerifyMode[f"CERT_{options.ssl_cert_reqs.upper()}"]
+    return context
+
+
+def load_certificates(context: ssl.SSLContext, options: ServerOptions) -> None:
+    """(Re)read the server's certificate; connections made from now on show it. Raises ConfigError."""
+    assert options.ssl_certfile is not None
+    password = options.ssl_keyfile_password or ""  # else OpenSSL would ask on the terminal
+    try:
+        # Tried on a context of its own first: a failed load may leave a certificate without its key.
+        for target in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), context):
+            target.load_cert_chain(options.ssl_certfile, options.ssl_keyfile, password=password)
+    except (OSError, ssl.SSLError) as error:
+        files = f"--ssl-certfile {options.ssl_certfile} with --ssl-keyfile {options.ssl_keyfile}"
+        raise ConfigError(f"{files} cannot be used: {error}") from None
+
+
 def bind(host: str, port: int) -> socket.socket:
     """A bound TCP socket (not listening yet). Raises ConfigError naming the flags."""
     try:
@@ -241,6 +293,7 @@ def url(options: ServerOptions, sockets: list[socket.socket] | None) -> str:
     """Where the server is reached; port 0 has become a real one."""
     if not sockets:
         return f"unix:{options.uds}"
+    scheme = "http" if options.ssl_certfile is None else "https"
     host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(options.host, options.host)
     port = sockets[0].getsockname()[1]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

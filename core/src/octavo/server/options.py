@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from octavo.errors import ConfigError
 
@@ -14,12 +15,14 @@ class ServerOptions:
     """Options of `octavo serve`.
     grpc_port: serve gRPC on this port of `host` as well; 0 takes a free one.
 
+    ssl_*: serve HTTPS with these files; ssl_cert_reqs: whether clients show a certificate (none, optional, required).
     api_keys: any of them opens every route, without limits; none, and no api_keys_file: no key is asked for.
     api_keys_file: keys with limits of their own, see `octavo.server.access`.
     max_logprobs: most top logprobs per token that a request may ask for; -1 is no limit.
     max_prompt_tokens, max_n, max_stop_strings: of one request; None is no limit but the context's.
     max_queue: requests that may wait for a place in the batch; None is no limit. queue_full_status: 503 or 429.
     shutdown_timeout: seconds that running requests get to finish after SIGTERM.
+    sse_keep_alive_interval: seconds after which a stream without news gets a comment; 0 is never.
     restart_engine: start a new engine when it dies, instead of exiting.
     ui: serve the page at `/`.
     metrics_alias: show all metrics also under the names of another server ("vllm").
@@ -36,6 +39,11 @@ class ServerOptions:
     port: int = 8000
     uds: str | None = None
     root_path: str = ""
+    ssl_keyfile: str | None = None
+    ssl_certfile: str | None = None
+    ssl_keyfile_password: str | None = field(default=None, repr=False)
+    ssl_ca_certs: str | None = None
+    ssl_cert_reqs: str = "none"
     ui: bool = True
     grpc_port: int | None = None
     api_keys: tuple[str, ...] = field(default=(), repr=False)
@@ -48,6 +56,7 @@ class ServerOptions:
     max_queue: int | None = None
     queue_full_status: int = 503
     shutdown_timeout: float = 30.0
+    sse_keep_alive_interval: float = 15.0
     restart_engine: bool = False
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
@@ -59,11 +68,20 @@ class ServerOptions:
     cors_credentials: bool = False
     metrics_alias: str | None = None
     log_level: str = "info"
+    enable_admin: bool = False
     log_format: str = "text"
     access_log: bool = False
     log_requests: bool = False
     max_log_len: int | None = None
 
+    def shown(self) -> dict[str, Any]:
+        """All options but the keys, to be shown."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.repr}
+
     def __post_init__(self) -> None:
         if not all(self.api_keys):
             raise ConfigError("--api-key must not be empty: an empty key would let everybody in")
+        if (self.ssl_keyfile or self.ssl_ca_certs or self.ssl_cert_reqs != "none") and not self.ssl_certfile:
+            raise ConfigError("--ssl-keyfile, --ssl-ca-certs and --ssl-cert-reqs need --ssl-certfile")
+        if self.ssl_cert_reqs != "none" and not self.ssl_ca_certs:
+            raise ConfigError(f"--ssl-cert-reqs {self.ssl_cert_reqs} needs --ssl-ca-certs to check clients against")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter
 
-from octavo.errors import EngineDeadError, RequestError, RequestTooLargeError
+from octavo.errors import ConfigError, EngineAsleepError, EngineDeadError, RequestError, RequestTooLargeError
 from octavo.metrics_alias import exposition
 from octavo.outputs import RequestOutput
 from octavo.sampling.params import SamplingParams
@@ -60,6 +60,10 @@ class Service:
         self.started = int(time.time())
         file = options.api_keys_file
         self.keys = KeyRing(options.api_keys, file=None if file is None else Path(file))
+        self.config: dict[str, Any] = {}
+        """The engine's configuration by dotted name, to be shown."""
+        self.reloads: list[Callable[[], None]] = [self.keys.reload]
+        """What `reload` reads again. Each raises ConfigError, and then leaves what it had."""
         self.observers: list[Callable[[Exchange], None]] = [log_exchange] if options.access_log else []
         """Called with every request whose response has ended."""
         self.registry = CollectorRegistry()
@@ -111,6 +115,9 @@ class Service:
         if not self.client.is_alive:
             self.rejections.labels("engine_dead").inc()
             raise EngineDeadError("the engine is not running")
+        if self.client.stats().sleep_level:
+            self.rejections.labels("asleep").inc()
+            raise EngineAsleepError("the engine is asleep: wake it up (POST /wake_up), or try again later")
         limit = self.options.max_queue
         if limit is not None and self.num_live >= self.info.max_num_seqs + limit:
             self.rejections.labels("queue_full").inc()
@@ -121,6 +128,18 @@ class Service:
             except ApiError:
                 self.rejections.labels("rate_limit").inc()
                 raise
+
+    def reload(self) -> None:
+        """Read keys, certificates and the chat template's file again. Raises ConfigError; the others are read all the
+        same, and what cannot be used changes nothing."""
+        errors = []
+        for again in self.reloads:
+            try:
+                again()
+            except ConfigError as error:
+                errors.append(str(error))
+        if errors:
+            raise ConfigError("; ".join(errors))
 
     def metrics_text(self) -> bytes:
         """All metrics, the engine's and the door's, in Prometheus' text format."""

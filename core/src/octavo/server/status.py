@@ -14,6 +14,12 @@ class Healthy(msgspec.Struct):
     """An empty object."""
 
 
+class Load(msgspec.Struct):
+    """server_load: requests that this process serves."""
+
+    server_load: int
+
+
 class Version(msgspec.Struct):
     version: str
 
@@ -23,6 +29,11 @@ async def health(service: Service, call: Call[None]) -> Healthy:
     if not service.is_ready:
         raise not_ready("shutting down" if service.draining else "the engine is not running")
     return Healthy()
+
+
+async def load(service: Service, call: Call[None]) -> Load:
+    """How many requests are being served, for load balancers."""
+    return Load(service.client.num_live)
 
 
 async def version(service: Service, call: Call[None]) -> Version:
