@@ -59,3 +59,61 @@ def test_all_prompt_tokens_but_the_first_are_scored_once(
     for position, (token, value) in found.items():
         assert token == PROMPT[position]
         assert value == pytest.approx(float(expected[position - 1, token]), abs=1e-5)
+
+
+def test_case_B9_memory_for_a_long_prompt_is_that_of_a_slice() -> None:
+    num_tokens, vocab = 4096, 32_000
+    head = torch.randn(8, vocab, generator=torch.Generator().manual_seed(0))
+    most = 0
+
+    class Wide:
+        vocab_size = vocab
+
+        def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+            nonlocal most
+            logits = hidden @ head
+            most = max(most, logits.numel())
+            return logits
+
+    def scored(chunks: list[int]) -> list[torch.Tensor]:
+        scorer = PromptScorer(Wide(), topk_logprobs, prompt[None])
+        params = SamplingParams(prompt_logprobs=1)
+        known = prompt.numpy()
+        scorer.admit(Admit(row=0, token_ids=known, num_prompt_tokens=num_tokens, params=params, seed=0))
+        found, start = [], 0
+        for count in chunks:
+            row, first = np.array([0], np.int32), np.array([start], np.int32)
+            batch = Batch(
+                step=start, rows=row, starts=first, counts=np.array([count], np.int32), samples=np.array([False])
+            )
+            found += scorer.score(batch, hidden[start : start + count])
+            start += count
+        return [torch.cat([piece[part] for piece in found]) for part in (2, 3, 4)]
+
+    generator = torch.Generator().manual_seed(1)
+    prompt = torch.randint(vocab, (num_tokens,), generator=generator, dtype=torch.int32)
+    hidden = torch.randn(num_tokens, 8, generator=generator)
+    whole = scored([num_tokens])
+    assert most <= scoring.SLICE * vocab
+    assert [len(part) for part in whole] == [num_tokens - 1] * 3
+    assert sum(part.numel() for part in whole) <= 5 * num_tokens
+    for one, other in zip(whole, scored([700] * 5 + [596]), strict=True):
+        assert torch.allclose(one.float(), other.float(), atol=1e-4)
+
+
+def test_scores_are_logits_where_asked_for() -> None:
+    table = torch.tensor([PROMPT], dtype=torch.int32)
+    hidden = torch.randn(8, VOCAB, generator=torch.Generator().manual_seed(0))
+    batch = Batch(
+        step=0,
+        rows=np.array([0], np.int32),
+        starts=np.array([0], np.int32),
+        counts=np.array([8], np.int32),
+        samples=np.array([False]),
+    )
+    for mode in ("raw_logits", "processed_logits"):
+        scorer = PromptScorer(Head(), topk_logprobs, table)
+        params = SamplingParams(prompt_logprobs=2, logprobs_mode=mode)
+        scorer.admit(Admit(row=0, token_ids=np.array(PROMPT, np.int32), num_prompt_tokens=8, params=params, seed=0))
+        ((_, _, ids, values, _),) = scorer.score(batch, hidden)
+        assert torch.equal(values, hidden[:7].gather(1, ids))
