@@ -194,6 +194,7 @@ class Server:
     async def close(self) -> None:
         await self.http.aclose()
         await self.service.client.shutdown()
+        await self.service.close()
 
 
 Script = Callable[[tuple[int, ...]], Sequence[int]] | Sequence[int]

@@ -11,16 +11,26 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from octavo.server import admin, openapi, pooling, status, tokens
+from octavo.server.anthropic import messages
 from octavo.server.endpoint import Endpoint, Handler, encode_json, error_body
 from octavo.server.errors import ApiError
 from octavo.server.middleware import ApiKeys, CountResponses, Exchanges, RequestIds
 from octavo.server.openai import batch, chat, completions, models, tokenize
 from octavo.server.page.routes import page_routes
+from octavo.server.responses import responses
 from octavo.server.service import Service
 
 ROUTES: dict[tuple[str, str], Handler] = {
     ("POST", "/v1/completions"): completions.create_completion,
     ("POST", "/v1/chat/completions"): chat.create_chat,
+    ("POST", "/v1/responses"): responses.create_response,
+    ("POST", "/v1/responses/input_tokens"): responses.count_input_tokens,
+    ("GET", "/v1/responses/{id}"): responses.get_response,
+    ("DELETE", "/v1/responses/{id}"): responses.delete_response,
+    ("POST", "/v1/responses/{id}/cancel"): responses.cancel_response,
+    ("GET", "/v1/responses/{id}/input_items"): responses.list_input_items,
+    ("POST", "/v1/messages"): messages.create_message,
+    ("POST", "/v1/messages/count_tokens"): messages.count_tokens,
     ("POST", "/v1/chat/completions/batch"): batch.create_batch,
     ("POST", "/v1/completions/render"): tokens.render_completion,
     ("POST", "/v1/chat/completions/render"): tokens.render_chat,

@@ -29,8 +29,9 @@ from octavo.engine.client import EngineClient
 from octavo.engine.process import Build, start_engine
 from octavo.errors import ConfigError, OctavoError
 from octavo.server.app import create_app
+from octavo.server.formats import check_names
 from octavo.server.options import ServerOptions
-from octavo.server.service import Service
+from octavo.server.service import Service, open_store
 
 if TYPE_CHECKING:
     from octavo.server.grpc.listener import GrpcListener
@@ -56,18 +57,20 @@ async def serve(
 
     Returns the exit code: 0 after a signal, 1 after a dead engine, 143 if SIGTERM came before it served.
     build: what makes the engine inside its process (None: `octavo.launch.build_engine`).
-    Raises ConfigError if the address cannot be used, and what `start_engine` raises.
+    Raises ConfigError if the address or the response store cannot be used, and what `start_engine` raises.
     """
     if options.ssl_certfile is not None:
         ssl_context(options)  # a wrong file is found now, not when the model has been loaded
     # Bound before the model is loaded: a port in use is found in milliseconds, not after minutes.
+    check_names(options)
     sockets = None
     if options.uds is None:
         sockets = [bind(options.host, options.port)]
     else:
         check_socket_path(Path(options.uds))
-    client = grpc = None
+    client = grpc = store = None
     try:
+        store = open_store(options)
         grpc = open_grpc(options)
         client = await start_client(config, build)
     finally:
@@ -76,9 +79,11 @@ async def serve(
                 bound.close()
             if grpc is not None:
                 await grpc.stop(0)
+            if store is not None:
+                store.close()
     if client is None:
         return EXIT_TERMINATED
-    service = Service(client, options)
+    service = Service(client, options, store=store)
     if grpc is not None:
         await grpc.start(service)
     service.config = dotted_fields(config)
@@ -94,6 +99,7 @@ async def serve(
         if grpc is not None:
             await grpc.stop(FLUSH_S)
         await service.client.shutdown()
+        await service.close()
     return 1 if server.engine_lost else 0
 
 

@@ -8,6 +8,8 @@ from typing import Any
 from octavo.errors import ConfigError
 
 DEFAULT_BODY_BYTES = 32 * 2**20
+DEFAULT_STORE_BYTES = 256 * 2**20
+DEFAULT_STORE_AGE = 30 * 86400.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +64,9 @@ class ServerOptions:
     reasoning_parser: str = "auto"
     tool_strict_level: str = "auto"
     trust_request_chat_template: bool = False
+    response_store: str | None = None
+    response_store_max_bytes: int = DEFAULT_STORE_BYTES
+    response_store_max_age: float = DEFAULT_STORE_AGE
     cors_origins: tuple[str, ...] = ()
     cors_methods: tuple[str, ...] = ("*",)
     cors_headers: tuple[str, ...] = ("*",)

@@ -29,10 +29,12 @@ from octavo.server.formats import model_format, plain_format
 from octavo.server.interval import spaced
 from octavo.server.options import ServerOptions
 from octavo.server.parsers.registry import Format
+from octavo.server.responses.store import ResponseStore
 
 if TYPE_CHECKING:
     from octavo.engine.client import EngineClient
     from octavo.engine.info import ModelInfo
+    from octavo.server.responses.background import Run
     from octavo.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -51,9 +53,12 @@ MAX_SEQUENCES = 16384
 class Service:
     """The server's state: its client, its options, how many sequences live, whether it is shutting down."""
 
-    def __init__(self, client: EngineClient, options: ServerOptions) -> None:
+    def __init__(self, client: EngineClient, options: ServerOptions, *, store: ResponseStore | None = None) -> None:
         self.client = client
         self.options = options
+        self.response_store = store or open_store(options)
+        self.background: dict[str, Run] = {}
+        """Responses that run without a client, by id."""
         self.draining = False
         self.num_live = 0
         self.grpc_address: str | None = None
@@ -75,6 +80,12 @@ class Service:
         )
         self._serial = itertools.count()
         self._longest_token: int | None = None
+
+    async def close(self) -> None:
+        """End what runs in the background, and free the response store. The engine client is not ours to end."""
+        for run in list(self.background.values()):
+            await run.stop(shutting_down())
+        self.response_store.close()
 
     @property
     def info(self) -> ModelInfo:
@@ -266,6 +277,13 @@ class Service:
                     yield index, output
         finally:
             self.num_live -= num_sequences
+
+
+def open_store(options: ServerOptions) -> ResponseStore:
+    """The response store that the operator chose. Raises ConfigError if its file cannot be used."""
+    return ResponseStore(
+        options.response_store, max_bytes=options.response_store_max_bytes, max_age=options.response_store_max_age
+    )
 
 
 class Rendered(NamedTuple):
