@@ -194,7 +194,12 @@ def field_name(field: str, conversation: Conversation) -> str:
     head = field.partition(".")[0]
     if head == "structured_outputs" and conversation.params.structured_outputs is None:
         return "tool_choice" if conversation.tool_choice in ("required", "named") else "tools"
-    return names.get(field, names.get(head, field))
+    return renamed(field, names)
+
+
+def renamed(field: str, names: Mapping[str, str]) -> str:
+    """A field by its name in `names`; a field of a field by that of the whole."""
+    return names.get(field, names.get(field.partition(".")[0], field))
 
 
 def delta(new: CompletionOutput, output: RequestOutput, events: list[Event]) -> AnswerDelta:

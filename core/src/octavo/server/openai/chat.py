@@ -18,7 +18,7 @@ from octavo.server.openai.answers import ChatChunk, ChatCompletion, UsageCount
 from octavo.server.openai.chat_pieces import DeltaWriter, add_prompt, join_pieces
 from octavo.server.openai.logprobs import TokenNames
 from octavo.server.openai.protocol import ChatBody, StreamOptions
-from octavo.server.openai.response_format import structured_field
+from octavo.server.openai.response_format import field_names
 from octavo.server.openai.sampling import (
     check_max_logprobs,
     check_request_fields,
@@ -75,17 +75,9 @@ def read_conversation(body: ChatBody, service: Service, *, request_id: str) -> C
         cache_salt=body.cache_salt or "",
         default_max_tokens=None if default_max_tokens is None else int(default_max_tokens),
         stream_interval=body.stream_interval or 1 if body.stream else 1,
-        field_names=field_names(body),
+        field_names=field_names(body)
+        | {"prompt": "messages", "max_tokens": max_tokens_field(body), "logprobs": "top_logprobs"},
     )
-
-
-def field_names(body: ChatBody) -> dict[str, str]:
-    """What a chat calls fields that the engine knows by another name."""
-    names = {"prompt": "messages", "max_tokens": max_tokens_field(body), "logprobs": "top_logprobs"}
-    names["extra_args"] = "vllm_xargs"
-    if body.structured_outputs is None:
-        names["structured_outputs"] = structured_field(body)
-    return names
 
 
 def read_effort(effort: str | None) -> str | None:

@@ -18,11 +18,13 @@ from msgspec import UNSET
 from octavo.errors import RequestError
 from octavo.outputs import CompletionOutput, RequestOutput
 from octavo.sampling.params import SamplingParams
+from octavo.server.conversation import renamed
 from octavo.server.decode import decode_body
 from octavo.server.endpoint import Call, Stream
 from octavo.server.openai.answers import Completion, CompletionChoice, UsageCount
 from octavo.server.openai.logprobs import CompletionLogprobsWriter, TokenNames, prompt_logprobs_json
 from octavo.server.openai.protocol import CompletionBody
+from octavo.server.openai.response_format import field_names
 from octavo.server.openai.sampling import (
     check_max_logprobs,
     check_request_fields,
@@ -175,20 +177,24 @@ async def make_pieces(
     names = TokenNames(service.client.tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
     facts: dict[int, PromptFacts] = {}
     writers: dict[int, PieceWriter] = {}
-    async with aclosing(outputs):
-        async for prompt, delta in outputs:
-            count.add(prompt, delta)
-            if prompt not in facts:
-                facts[prompt] = PromptFacts(
-                    echoed_text(delta, body, service), delta.prompt_token_ids, delta.prompt_logprobs
-                )
-            for new in delta.outputs:
-                index = prompt * num_answers + new.index
-                if index not in writers:
-                    writers[index] = PieceWriter(body, facts[prompt], names, index=index)
-                piece = writers[index].write(new)
-                if piece is not None:
-                    yield piece
+    try:
+        async with aclosing(outputs):
+            async for prompt, delta in outputs:
+                count.add(prompt, delta)
+                if prompt not in facts:
+                    facts[prompt] = PromptFacts(
+                        echoed_text(delta, body, service), delta.prompt_token_ids, delta.prompt_logprobs
+                    )
+                for new in delta.outputs:
+                    index = prompt * num_answers + new.index
+                    if index not in writers:
+                        writers[index] = PieceWriter(body, facts[prompt], names, index=index)
+                    piece = writers[index].write(new)
+                    if piece is not None:
+                        yield piece
+    except RequestError as error:
+        error.field = renamed(error.field, field_names(body))
+        raise
 
 
 def echoed_text(delta: RequestOutput, body: CompletionBody, service: Service) -> str:

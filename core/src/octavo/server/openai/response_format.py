@@ -71,9 +71,14 @@ def read_structured_outputs(body: SamplingFields) -> StructuredOutputs | None:
         raise
 
 
-def structured_field(body: SamplingFields) -> str:
-    """The field that says the form of the answer."""
-    return next((name for name in GUIDED if getattr(body, name) is not None), "response_format")
+def field_names(body: SamplingFields) -> dict[str, str]:
+    """What a body calls fields that the engine knows by another name."""
+    names = {"extra_args": "vllm_xargs"}
+    if body.structured_outputs is None:
+        names["structured_outputs"] = next(
+            (name for name in GUIDED if getattr(body, name) is not None), "response_format"
+        )
+    return names
 
 
 def where(name: str, field: str) -> str:
