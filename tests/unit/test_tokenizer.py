@@ -163,6 +163,12 @@ def test_case_E4_bos_comes_once_when_template_and_tokenizer_both_add_it(
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
+def test_the_models_own_description_of_its_answers_is_read(tmp_path: Path) -> None:
+    described = {"start_anchor": "<bot>", "fields": {"content": {}}}
+    assert load_tokenizer(make(tmp_path / "a", response_template=described)).response_template == described
+    assert load_tokenizer(make(tmp_path / "b", response_template="odd")).response_template is None
+
+
 def test_case_E5_bos_is_added_on_demand_when_the_template_lacks_it(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(make(tmp_path))
     messages = [{"role": "user", "content": "hi"}]
