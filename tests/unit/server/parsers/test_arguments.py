@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.server.parsers.arguments import ArgumentWriter, Parameters, typed
@@ -28,6 +28,7 @@ def scan(text: str, size: int = 1) -> tuple[str, str]:
     return out + scanner.close(), rest
 
 
+@settings(deadline=None, max_examples=60)
 @given(st.dictionaries(st.text(), VALUES, max_size=4), st.booleans(), st.sampled_from([None, 2]), st.integers(1, 9))
 def test_json_passes_unchanged_and_its_end_is_found(value: Any, ascii: bool, indent: int | None, size: int) -> None:
     text = json.dumps(value, ensure_ascii=ascii, indent=indent)
@@ -36,6 +37,7 @@ def test_json_passes_unchanged_and_its_end_is_found(value: Any, ascii: bool, ind
     assert rest == "}tail"
 
 
+@settings(deadline=None, max_examples=60)
 @given(st.dictionaries(st.text(), VALUES, min_size=1, max_size=4), st.data())
 def test_json_cut_anywhere_is_closed(value: Any, data: st.DataObject) -> None:
     text = json.dumps(value)

@@ -126,6 +126,18 @@ def test_tools_without_a_schema_take_any_arguments(written: Any, parsing: Simple
     assert not grammar.allows(written.forced([("h", {})]))
 
 
+def test_a_schema_that_is_no_schema_reaches_the_compiler_as_it_is(written: Any, parsing: SimpleNamespace) -> None:
+    for wrong in (
+        {"properties": None},
+        {"required": True},
+        {"properties": {"a": "x"}, "required": 3},
+        {"properties": 3},
+    ):
+        tag = parsing.make(written.name).structural_tag([parsing.Tool("f", wrong)], choice="required")
+        assert tag is not None
+        json.dumps(tag)
+
+
 def test_harmony_may_think_before_a_forced_call(parsing: SimpleNamespace, compiler: Any, tools: list[Any]) -> None:
     grammar = Grammar(compiler, parsing.make("openai").structural_tag(tools, choice="required"))
     call = '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "x"}<|call|>'

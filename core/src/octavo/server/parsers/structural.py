@@ -156,7 +156,8 @@ def _one_by_one(schema: Json, root: Json, *, assign: str, between: str, value: V
     """The parameters in the schema's order, the required ones first; a schema that names none allows none."""
     declared = schema.get("properties")
     properties: Mapping[str, Any] = declared if isinstance(declared, Mapping) else {}
-    required = [key for key in properties if key in (schema.get("required") or ())]
+    named = schema.get("required")
+    required = [key for key in properties if isinstance(named, list) and key in named]
     optional = [key for key in properties if key not in required]
 
     def one(key: str, lead: str) -> Json:
