@@ -188,9 +188,13 @@ def test_a_third_partys_processor_changes_its_own_request_only(llm: LLM) -> None
 def test_a_processor_that_fails_ends_its_request_and_the_engine_lives(llm: LLM) -> None:
     params = SamplingParams(temperature=0, max_tokens=9, extra_args={"shout": {"token": 44, "until": 3}})
     seen: list[int] = []
-    with pytest.raises(EngineError, match=r"'shout' failed: ZeroDivisionError: on purpose"):
+
+    def read() -> None:
         for delta in llm.stream([7, 8, 9], params):
-            seen += delta.outputs[0].token_ids
+            seen.extend(delta.outputs[0].token_ids)
+
+    with pytest.raises(EngineError, match=r"'shout' failed: ZeroDivisionError: on purpose"):
+        read()
     assert seen == [44] * 3
     assert len(llm.generate([[7, 8, 9]], SamplingParams(max_tokens=2, ignore_eos=True))[0].outputs[0].token_ids) == 2
     assert (llm.stats.running, llm.stats.kv_usage) == (0, 0)

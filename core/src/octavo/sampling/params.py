@@ -54,30 +54,46 @@ RANGES: Mapping[str, Range] = {
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Parameters of one request. Raises RequestError naming the field when a value is out of range.
 
-    n: answers per prompt.
-    presence_penalty, frequency_penalty: in [-2, 2], over generated tokens. repetition_penalty: > 0, over prompt and
-        generated tokens.
-    temperature: >= 0; 0 (or below 1e-5) is greedy. top_p: (0, 1]. top_k: 0 or -1 is off. min_p: [0, 1].
-    seed: int64; None draws one per request.
-    stop: strings that end the answer (not part of the text unless include_stop_str_in_output).
-    stop_token_ids: further tokens that end it. ignore_eos: go on past EOS.
-    min_tokens: no EOS or stop token before that many. max_tokens: None is all the room left; 0 only scores the prompt.
-    logprobs: that many top logprobs a token (-1: whole vocabulary); prompt_logprobs: likewise for the prompt.
-    logit_bias: token id -> value in [-100, 100]. allowed_token_ids: only these. bad_words: never these texts.
-    bad_words_ids: the same as token ids; filled from bad_words by the client.
-    structured_outputs: the shape that the answer must have. structured_after: token ids; the answer is free until
-        they have come in this order (the end of a model's reasoning), and has that shape behind them.
-    logprobs_mode: one of LOGPROBS_MODES; None is the engine's (--logprobs-mode). logprob_token_ids: the logprobs of
-        these tokens too, at most 128.
-    repetition_detection: ends an answer that repeats itself. thinking_token_budget: that many tokens of reasoning,
-        then its end mark is forced; -1 is no limit.
-    extra_args: name of a logits processor -> its argument (`octavo.plugin.LogitsProcessor`).
-    truncate_prompt_tokens: keep that many prompt tokens, -1: what leaves room for the answer; truncation_side says
-        where tokens are dropped, "left" by default.
+    n: answers to the prompt, which is computed once for all of them. Greedy answers are equal.
+    presence_penalty: taken from the logits of tokens that the answer holds.
+    frequency_penalty: the same, as often as it holds them.
+    repetition_penalty: divides (negative: multiplies) the logits of tokens that prompt or answer hold.
+    temperature: 0 (or below 1e-5) takes the likeliest token.
+    top_p: the likeliest tokens that together have this probability.
+    top_k: that many of the likeliest tokens; 0 or -1 is off.
+    min_p: tokens at least this share as likely as the likeliest.
+    seed: None (or -1) draws one for each request.
+    stop: strings that end the answer, which does not hold them unless include_stop_str_in_output.
+    stop_token_ids: further tokens that end it.
+    ignore_eos: go on past the model's own end tokens.
+    min_tokens: no EOS, stop token or stop string before that many.
+    max_tokens: longest answer; None is all the room left; 0 only scores the prompt.
+    logprobs: that many of the likeliest tokens at each place of the answer; -1 is the whole vocabulary.
+    prompt_logprobs: likewise for the prompt.
+    logit_bias: token id -> what is added to its logit, in [-100, 100].
+    allowed_token_ids: only these.
+    bad_words: never these texts.
+    bad_words_ids: the same as token ids; the client adds those of bad_words.
+    structured_outputs: the shape that the answer must have.
+    structured_after: token ids; the answer is free until they have come in this order (the end of a model's
+        reasoning), and has that shape behind them.
+    logprobs_mode: what logprobs are, see `LOGPROBS_MODES`; None is the engine's (`--logprobs-mode`).
+    logprob_token_ids: the logprobs of these tokens too, at most 128; they have no rank.
+    repetition_detection: ends an answer that repeats itself, see RepetitionDetectionParams.
+    thinking_token_budget: that many tokens of reasoning, then its end mark is forced; -1 is no limit. The marks are
+        `<think>` and `</think>`, or structured_after for the end.
+    extra_args: name of a logits processor -> its argument (`vllm_xargs` in the API).
+    truncate_prompt_tokens: that many tokens of the prompt are kept; -1 keeps what leaves room for the answer.
+    truncation_side: where they are dropped: "left" (as None) or "right".
     skip_reading_prefix_cache: compute the whole prompt. Requests with prompt_logprobs always do.
-    use_beam_search: the `n` best of `best_of` beams (n by default); length_penalty and early_stopping as in
-        `octavo.beam_search.BeamSearchParams`.
-    spaces_between_special_tokens: taken and without effect, as the tokenizers used here put none.
+    use_beam_search: the n best of best_of beams (`LLM.beam_search` offline); all answers come at the end.
+    best_of: beams; n by default.
+    length_penalty: of beams, see BeamSearchParams.
+    early_stopping: of beams, see BeamSearchParams.
+    spaces_between_special_tokens: taken and without effect: the tokenizers used here put none.
+    include_stop_str_in_output: the text holds the stop string, or the stop token's text.
+    skip_special_tokens: the text holds no special tokens.
+    detokenize: give text, not token ids alone.
     """
 
     n: int = 1

@@ -75,7 +75,7 @@ def chat_logprobs(tokens: Sequence[int], rows: Sequence[Row], names: TokenNames,
     """One record a token; top_logprobs holds the `num_top` likeliest, and the chosen one only if it is among them."""
     content = []
     for token, row in zip(tokens, rows, strict=True):
-        ranked = [(entry.rank or 0, other, entry) for other, entry in row.items() if within(entry, num_top)]
+        ranked = [(entry.rank or len(row) + 1, other, entry) for other, entry in row.items() if within(entry, num_top)]
         top = [
             TopLogprob(names.name(other, entry.decoded_token), finite(entry.logprob), names.bytes(other))
             for _, other, entry in sorted(ranked)
@@ -105,8 +105,8 @@ def prompt_logprobs_json(rows: Sequence[Row | None], *, num_top: int) -> list[di
 
 
 def within(entry: Logprob, num_top: int) -> bool:
-    """Whether an entry is one of the `num_top` likeliest (-1: all are)."""
-    return num_top == -1 or (entry.rank is not None and 1 <= entry.rank <= num_top)
+    """Whether an entry is one of the `num_top` likeliest (-1: all are), or was asked for by its id (it has no rank)."""
+    return num_top == -1 or entry.rank is None or 1 <= entry.rank <= num_top
 
 
 def finite(logprob: float) -> float:
