@@ -77,7 +77,10 @@ class ApiError(Exception):
         if path != ANTHROPIC_PATH and not path.startswith(ANTHROPIC_PATH + "/"):
             return self.body
         kind = ANTHROPIC_TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
-        return AnthropicErrorBody(AnthropicErrorFields(kind, self.body.error.message), request_id)
+        message, field = self.body.error.message, self.body.error.param
+        if field and field not in message:  # there is no other place for it
+            message = f"{field}: {message}"
+        return AnthropicErrorBody(AnthropicErrorFields(kind, message), request_id)
 
 
 def unknown_model(name: str, served: tuple[str, ...]) -> ApiError:

@@ -104,7 +104,7 @@ class Exchanges:
 
 
 class ApiKeys:
-    """Ask for a key on every path but /health and the page's: as a bearer token, or as `x-api-key`, which Anthropic's clients send.
+    """Ask for a key on every path but /health and the page's: a bearer token, or `x-api-key` as Anthropic's clients do.
 
     `state["owner"]` of a request then tells keys apart without holding one.
     """

@@ -11,15 +11,25 @@ from octavo.server.anthropic.answers import Event, Message, TokenCount, Usage
 from octavo.server.anthropic.events import join_events, make_events
 from octavo.server.anthropic.protocol import CountTokensBody, MessagesBody, Thinking, ToolFields
 from octavo.server.anthropic.turns import to_messages
-from octavo.server.conversation import Conversation, TemplateOptions, Tool, answer, render
+from octavo.server.conversation import Conversation, TemplateOptions, Tool, answer, renamed, render
 from octavo.server.decode import decode_body, decode_part
 from octavo.server.endpoint import Call, Stream
 from octavo.server.errors import unsupported
-from octavo.server.openai.sampling import MODEL_DEFAULTS
+from octavo.server.openai.protocol import SamplingFields
+from octavo.server.openai.sampling import to_params
+from octavo.server.openai.tools import check_name, check_schema
+from octavo.server.reading import SWITCHES
 from octavo.server.service import Service
-from octavo.structured.spec import StructuredOutputs
 
 MIN_THINKING_BUDGET = 1024
+FIELD_NAMES = {
+    "prompt": "messages",
+    "stop": "stop_sequences",
+    "response_format": "output_config.format",
+    "structured_outputs": "output_config.format",
+    "thinking_token_budget": "thinking.budget_tokens",
+}
+"""The engine's names of fields, and OpenAI's -> Anthropic's."""
 CHOICES = {"auto": "auto", "any": "required", "tool": "named", "none": "none"}
 """Anthropic's tool_choice -> a conversation's."""
 
@@ -45,28 +55,47 @@ async def count_tokens(service: Service, call: Call[CountTokensBody]) -> TokenCo
 def read_params(body: MessagesBody, service: Service) -> SamplingParams:
     """Sampling parameters. max_tokens is not among them: it is a most, and less where the context ends before."""
     integer(body.max_tokens, "max_tokens", low=1)
-    defaults = service.info.default_sampling
-    given: dict[str, Any] = {name: defaults[name] for name in MODEL_DEFAULTS if name in defaults}
-    given |= {name: value for name in ("temperature", "top_p", "top_k") if (value := getattr(body, name)) is not None}
-    budget = body.thinking.budget_tokens if body.thinking and body.thinking.type == "enabled" else None
-    if budget is not None and budget >= body.max_tokens:
-        field = "thinking.budget_tokens"
-        raise RequestError(f"{field} must be less than max_tokens ({body.max_tokens})", field=field)
     for index, text in enumerate(body.stop_sequences or ()):
         if not text:
             raise RequestError(f"stop_sequences[{index}] must not be empty", field=f"stop_sequences[{index}]")
-    return SamplingParams(
-        **given,
-        max_tokens=None,
-        stop=tuple(body.stop_sequences or ()),
-        structured_outputs=structured_outputs(body),
+    fields = SamplingFields(
+        temperature=body.temperature,
+        top_k=body.top_k,
+        top_p=body.top_p,
+        stop=body.stop_sequences,
+        thinking_token_budget=thinking_budget(body, service),
+        response_format=response_format(body),
     )
+    try:
+        return to_params(
+            fields,
+            defaults=service.info.default_sampling,
+            max_tokens=None,
+            logprobs=None,
+            prompt_logprobs=None,
+            detokenize=True,
+        )
+    except RequestError as error:
+        error.field = renamed(error.field, FIELD_NAMES)
+        raise
 
 
-def structured_outputs(body: CountTokensBody) -> StructuredOutputs | None:
-    """What the answer's form must be."""
+def thinking_budget(body: MessagesBody, service: Service) -> int | None:
+    """Tokens of thinking, where the engine can count them. Raises RequestError for more than the answer may have."""
+    thinking = body.thinking
+    if thinking is None or thinking.type != "enabled" or thinking.budget_tokens is None:
+        return None
+    if thinking.budget_tokens >= body.max_tokens:
+        field = "thinking.budget_tokens"
+        raise RequestError(f"{field} must be less than max_tokens ({body.max_tokens})", field=field)
+    countable = service.format.has_reasoning and "thinking_token_budget" in service.info.logits_processors
+    return thinking.budget_tokens if countable else None
+
+
+def response_format(body: CountTokensBody) -> dict[str, Any] | None:
+    """What the answer's form must be, as OpenAI's chat has it."""
     wanted = body.output_format or (body.output_config and body.output_config.format)
-    return StructuredOutputs(json=wanted.schema) if wanted else None
+    return {"type": "json_schema", "json_schema": {"schema": wanted.schema}} if wanted else None
 
 
 def to_conversation(body: CountTokensBody, request_id: str) -> Conversation:
@@ -93,12 +122,12 @@ def to_conversation(body: CountTokensBody, request_id: str) -> Conversation:
         reasoning_effort=body.output_config.effort if body.output_config else None,
         include_reasoning=thinks and not (body.thinking and body.thinking.display == "omitted"),
         template=TemplateOptions(
-            # The names that templates know the switch by.
-            chat_template_kwargs={"enable_thinking": thinks, "thinking": thinks} | (body.chat_template_kwargs or {}),
+            chat_template_kwargs=dict.fromkeys(SWITCHES, thinks) | (body.chat_template_kwargs or {}),
             add_generation_prompt=not continues,
             continue_final_message=continues,
         ),
         request_id=request_id,
+        field_names=FIELD_NAMES,
     )
 
 
@@ -107,8 +136,10 @@ def wants_thinking(thinking: Thinking | None) -> bool:
 
     Raises RequestError for a budget that is missing or too small.
     """
-    if thinking is None or thinking.type != "enabled":
-        return thinking is not None and thinking.type == "adaptive"
+    if thinking is None or thinking.type == "disabled":
+        return False
+    if thinking.type != "enabled":
+        return True
     if thinking.budget_tokens is None:
         raise RequestError("thinking.budget_tokens is required", field="thinking.budget_tokens")
     integer(thinking.budget_tokens, "thinking.budget_tokens", low=MIN_THINKING_BUDGET)
@@ -117,17 +148,17 @@ def wants_thinking(thinking: Thinking | None) -> bool:
 
 def read_tools(values: list[Any]) -> tuple[Tool, ...]:
     """The tools. Raises RequestError for one that the server itself would have to run."""
-    tools = []
+    tools: list[Tool] = []
     for index, value in enumerate(values):
         place = f"tools[{index}]"
         fields: ToolFields = decode_part(value, ToolFields, place)
         if fields.type not in (None, "custom"):
             message = f"{place}.type {fields.type!r} is not supported: only tools that the client runs (custom)"
             raise RequestError(message, field=f"{place}.type")
-        if not fields.name:
-            raise RequestError(f"{place}.name must not be empty", field=f"{place}.name")
         if fields.input_schema is None:
             raise RequestError(f"{place}.input_schema is required", field=f"{place}.input_schema")
+        check_name(fields.name, f"{place}.name", taken=[tool.name for tool in tools])
+        check_schema(fields.input_schema, f"{place}.input_schema")
         tools.append(
             Tool(name=fields.name, description=fields.description, parameters=fields.input_schema, strict=fields.strict)
         )

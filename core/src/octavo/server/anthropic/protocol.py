@@ -88,7 +88,7 @@ class ToolChoice(msgspec.Struct):
 class Thinking(msgspec.Struct):
     """budget_tokens: needed by "enabled". display: "omitted" keeps thinking out of the answer."""
 
-    type: Literal["enabled", "disabled", "adaptive"]
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: int | None = None
     display: Literal["summarized", "omitted"] | None = None
 
@@ -99,7 +99,9 @@ class OutputFormat(msgspec.Struct):
 
 
 class OutputConfig(msgspec.Struct):
-    effort: str | None = None
+    """effort: for the chat template."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: OutputFormat | None = None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,13 +57,9 @@ class ToolUse:
 def read_tool_use(tools: list[Any] | None, choice: Any) -> ToolUse:
     """From a body's fields. Raises RequestError."""
     read = tuple(_tool(value, f"tools[{index}]") for index, value in enumerate(tools or ()))
-    if len(read) > MAX_TOOLS:
-        raise RequestError(f"tools holds {len(read)} tools; at most {MAX_TOOLS} are taken", field="tools")
     names = [tool.name for tool in read]
     for index, name in enumerate(names):
-        if name in names[:index]:
-            field = f"tools[{index}].function.name"
-            raise RequestError(f"{field} {name!r} is the name of an earlier tool too", field=field)
+        check_name(name, f"tools[{index}].function.name", taken=names[:index])
     if choice is None or choice in ("auto", "none"):
         return ToolUse(read, choice or "auto")
     if not read:
@@ -88,13 +85,20 @@ def _tool(value: Any, place: str) -> Tool:
         message = f"{place}.type {fields.type!r} is not supported: only functions, which the client runs"
         raise RequestError(message, field=f"{place}.type")
     function = fields.function
-    if not NAME.fullmatch(function.name):
-        field = f"{place}.function.name"
-        raise RequestError(f"{field} must be 1 to 256 letters, digits or any of _ . : / -", field=field)
     check_schema(function.parameters, f"{place}.function.parameters")
     return Tool(
         name=function.name, description=function.description, parameters=function.parameters, strict=function.strict
     )
+
+
+def check_name(name: str, field: str, *, taken: Sequence[str]) -> None:
+    """Raise RequestError for what a tool cannot be called. taken: the names of the tools before it."""
+    if not NAME.fullmatch(name):
+        raise RequestError(f"{field} must be 1 to 256 letters, digits or any of _ . : / -", field=field)
+    if name in taken:
+        raise RequestError(f"{field} {name!r} is the name of an earlier tool too", field=field)
+    if len(taken) >= MAX_TOOLS:
+        raise RequestError(f"tools holds more than {MAX_TOOLS} tools", field="tools")
 
 
 def check_schema(schema: dict[str, Any] | None, field: str) -> None:

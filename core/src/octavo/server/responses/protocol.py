@@ -129,7 +129,9 @@ class TextOptions(msgspec.Struct):
 
 
 class ReasoningFields(msgspec.Struct):
-    effort: str | None = None
+    """effort: for the chat template; "none" switches reasoning off. A summary is never made."""
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
 

@@ -11,9 +11,10 @@ import msgspec
 
 from octavo.errors import RequestError
 from octavo.sampling.params import SamplingParams, integer
-from octavo.server.conversation import Conversation, TemplateOptions
+from octavo.server.conversation import Conversation, TemplateOptions, renamed
 from octavo.server.errors import unsupported
-from octavo.server.openai.sampling import MODEL_DEFAULTS, check_max_logprobs
+from octavo.server.openai.protocol import SamplingFields
+from octavo.server.openai.sampling import MODEL_DEFAULTS, check_max_logprobs, check_request_fields, to_params
 from octavo.server.responses.answers import ReasoningOptions, Response
 from octavo.server.responses.items import Item, add_items
 from octavo.server.responses.protocol import (
@@ -27,7 +28,6 @@ from octavo.server.responses.protocol import (
 from octavo.server.responses.tools import read_tool_use
 from octavo.server.service import Service
 from octavo.server.turns import Turns
-from octavo.structured.spec import StructuredOutputs
 
 LOGPROBS = "message.output_text.logprobs"
 INCLUDABLE = frozenset(
@@ -52,9 +52,18 @@ SAMPLING = (
     "stop_token_ids",
     "ignore_eos",
     "min_tokens",
+    "structured_outputs",
+    "priority",
+    "cache_salt",
 )
-"""Fields that mean the same in a body and in SamplingParams."""
-FIELD_NAMES = {"prompt": "input", "messages": "input", "max_tokens": "max_output_tokens", "logprobs": "top_logprobs"}
+"""Fields that a chat has too."""
+FIELD_NAMES = {
+    "prompt": "input",
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "logprobs": "top_logprobs",
+    "response_format": "text.format",
+}
 MAX_METADATA, MAX_KEY, MAX_VALUE = 16, 64, 512
 
 
@@ -86,43 +95,49 @@ def to_conversation(
         template=TemplateOptions(chat_template_kwargs=body.chat_template_kwargs),
         request_id=request_id,
         default_max_tokens=None if max_tokens is None else int(max_tokens),
-        field_names=FIELD_NAMES,
+        field_names=names_of(body),
     )
 
 
 def read_params(body: ResponsesBody, service: Service) -> SamplingParams:
     """Sampling parameters. Raises RequestError naming the field that the client used."""
-    top_logprobs = body.top_logprobs
-    if top_logprobs is not None:
-        integer(top_logprobs, "top_logprobs", low=0)
-        check_max_logprobs(top_logprobs, limit=service.options.max_logprobs, field="top_logprobs")
+    if body.top_logprobs is not None:
+        integer(body.top_logprobs, "top_logprobs", low=0)
+        check_max_logprobs(body.top_logprobs, limit=service.options.max_logprobs, field="top_logprobs")
     if body.max_output_tokens is not None:
         integer(body.max_output_tokens, "max_output_tokens", low=1)
-    defaults = service.info.default_sampling
-    given: dict[str, Any] = {name: defaults[name] for name in MODEL_DEFAULTS if name in defaults}
-    given |= {name: value for name in SAMPLING if (value := getattr(body, name)) is not None}
-    with_logprobs = LOGPROBS in (body.include or ())
+    fields = SamplingFields(
+        **{name: getattr(body, name) for name in SAMPLING}, response_format=response_format(body.text)
+    )
+    check_request_fields(fields)
     try:
-        return SamplingParams(
-            **given,
+        return to_params(
+            fields,
+            defaults=service.info.default_sampling,
             max_tokens=body.max_output_tokens,
-            logprobs=(top_logprobs or 0) if with_logprobs else None,
-            structured_outputs=structured_outputs(body),
+            logprobs=(body.top_logprobs or 0) if LOGPROBS in (body.include or ()) else None,
+            prompt_logprobs=None,
+            detokenize=True,
         )
     except RequestError as error:
-        error.field = FIELD_NAMES.get(error.field, error.field)
+        error.field = renamed(error.field, names_of(body))
         raise
 
 
-def structured_outputs(body: ResponsesBody) -> StructuredOutputs | None:
-    """What the form of the answer's text must be."""
-    wanted = body.text.format if body.text else None
-    match wanted:
+def response_format(text: TextOptions | None) -> dict[str, Any] | None:
+    """What the form of the answer's text must be, as OpenAI's chat has it."""
+    match text and text.format:
         case JsonSchemaFormat(schema):
-            return StructuredOutputs(json=schema)
+            return {"type": "json_schema", "json_schema": {"schema": schema}}
         case JsonObjectFormat():
-            return StructuredOutputs(json_object=True)
+            return {"type": "json_object"}
     return None
+
+
+def names_of(body: InputTokensBody) -> dict[str, str]:
+    """The engine's names of fields, and the chat's -> what this API calls them."""
+    of_format = {} if getattr(body, "structured_outputs", None) else {"structured_outputs": "text.format"}
+    return FIELD_NAMES | of_format
 
 
 def check_body(body: ResponsesBody) -> None:
@@ -134,10 +149,6 @@ def check_body(body: ResponsesBody) -> None:
             raise RequestError(f"include[{index}] {name!r} is not known", field=f"include[{index}]")
     if body.max_tool_calls is not None:
         integer(body.max_tool_calls, "max_tool_calls", low=1)
-    if body.priority is not None:
-        integer(body.priority, "priority", low=-(2**31), high=2**31 - 1)
-    if body.cache_salt == "":
-        raise RequestError("cache_salt must not be empty", field="cache_salt")
     metadata = body.metadata or {}
     if len(metadata) > MAX_METADATA:
         raise RequestError(f"metadata may have at most {MAX_METADATA} entries", field="metadata")

@@ -8,6 +8,7 @@ from typing import Any
 from octavo.errors import RequestError
 from octavo.server.conversation import Tool
 from octavo.server.decode import decode_part
+from octavo.server.openai.tools import check_name, check_schema
 from octavo.server.responses.protocol import AllowedTools, FunctionTool, InputTokensBody, NamedFunction
 
 
@@ -23,7 +24,11 @@ class ToolUse:
 
 def read_tool_use(body: InputTokensBody) -> ToolUse:
     """Tools and choice. Raises RequestError for a tool that the server itself would have to run, and a wrong choice."""
-    tools = tuple(read_tool(value, f"tools[{index}]") for index, value in enumerate(body.tools or ()))
+    tools: tuple[Tool, ...] = ()
+    for index, value in enumerate(body.tools or ()):
+        tool = read_tool(value, f"tools[{index}]")
+        check_name(tool.name, f"tools[{index}].name", taken=[other.name for other in tools])
+        tools = (*tools, tool)
     names = {tool.name for tool in tools}
     choice: str = "auto"
     name: str | None = None
@@ -56,8 +61,7 @@ def read_tool(value: Any, place: str) -> Tool:
     if isinstance(value, dict) and kind is None:
         raise RequestError(f"{place}.type is required", field=f"{place}.type")
     tool: FunctionTool = decode_part(value, FunctionTool, place)
-    if not tool.name:
-        raise RequestError(f"{place}.name must not be empty", field=f"{place}.name")
+    check_schema(tool.parameters, f"{place}.parameters")
     return Tool(name=tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict)
 
 
