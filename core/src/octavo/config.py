@@ -97,6 +97,19 @@ class PlatformConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StructuredConfig:
+    """Structured outputs. backend: for requests that leave it to the server; "auto" takes, for each, one that keeps to
+    all of its grammar. timeout: seconds that a grammar may take to compile. cache_bytes: compiled grammars kept.
+    disable_any_whitespace, disable_additional_properties: for all requests, as `StructuredOutputs` has them."""
+
+    structured_outputs_backend: Literal["auto", "xgrammar", "guidance"] = "auto"
+    structured_outputs_timeout: float = 10.0
+    structured_outputs_cache_bytes: int = 512 << 20
+    structured_outputs_disable_any_whitespace: bool = False
+    structured_outputs_disable_additional_properties: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """All of it. `user_set` holds the dotted names of fields the user gave: those win over a platform's patches."""
 
@@ -104,6 +117,7 @@ class EngineConfig:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    structured: StructuredConfig = field(default_factory=StructuredConfig)
     platform: PlatformConfig = field(default_factory=PlatformConfig)
     user_set: frozenset[str] = frozenset()
 
@@ -211,6 +225,8 @@ def check(config: EngineConfig) -> None:
         (sched.max_num_batched_tokens >= 1, "max_num_batched_tokens must be at least 1"),
         (sched.policy in ("fcfs", "priority"), f"scheduling_policy must be fcfs or priority, not {sched.policy!r}"),
         (sched.run_ahead in (None, 0, 1), "run_ahead must be 0 or 1"),
+        (config.structured.structured_outputs_timeout > 0, "structured_outputs_timeout must be above 0"),
+        (config.structured.structured_outputs_cache_bytes >= 0, "structured_outputs_cache_bytes must be at least 0"),
         (config.parallel.tensor_parallel_size >= 1, "tensor_parallel_size must be at least 1"),
         (config.platform.threads is None or config.platform.threads >= 1, "threads must be at least 1"),
     )

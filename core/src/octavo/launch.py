@@ -21,6 +21,7 @@ from octavo.plugin.contracts import ModelExecutor
 from octavo.runner.runner import ModelRunner
 from octavo.runner.worker import Progress, Worker, build_worker, kv_state
 from octavo.sampling.processors import check_extra_args
+from octavo.structured.client import GrammarProcess
 from octavo.weights.source import ModelSource
 
 log = logging.getLogger("octavo.launch")
@@ -66,6 +67,7 @@ def build_engine(
         run_ahead=config.scheduler.run_ahead,
         source=Rebuild(config, platform, worker),
         check_extra_args=partial(check_extra_args, worker.processors, vocab_size=worker.vocab_size),
+        grammars=make_grammars(config, worker),
     )
     return loop, model_info(config, platform.name, worker)
 
@@ -99,6 +101,19 @@ class Rebuild:
         gc.collect()
         gc.freeze()
         return worker.executor
+
+
+def make_grammars(config: EngineConfig, worker: Worker) -> GrammarProcess | None:
+    """What gives answers their shapes; a process that starts with the first that needs one."""
+    if config.model.skip_tokenizer_init:
+        return None
+    return GrammarProcess(
+        config.model.tokenizer or str(worker.source.path),
+        config.model,
+        config.structured,
+        vocab_size=worker.vocab_size,
+        ends=worker.source.eos_token_ids,
+    )
 
 
 def build_ranks(config: EngineConfig, platform: ActivePlatform, *, progress: Progress | None = None) -> Worker:

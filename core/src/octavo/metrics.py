@@ -69,6 +69,8 @@ COUNTERS = {
     "num_preemptions": ("preemptions", "Sequences preempted for want of KV blocks."),
     "aborts": ("aborts", "Sequences aborted."),
     "engine_steps": ("steps", "Steps of the engine."),
+    "grammars_compiled": ("grammars", "Grammars of structured outputs compiled, not found in the cache."),
+    "grammar_compile_seconds": ("grammar_seconds", "Seconds that requests waited for those."),
 }
 """Metric -> field of `Stats`, help. Counters are exposed with `_total`."""
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from octavo.parallel.wire import decode_batch, encode_batch
-from octavo.plugin.step import Admit, Batch, BlockUpdate
+from octavo.parallel.wire import decode_batch, decode_masks, encode_batch, encode_masks, is_masks
+from octavo.plugin.step import Admit, Batch, BlockUpdate, Masks
 from octavo.sampling.params import SamplingParams
 
 PARAMS = SamplingParams(
@@ -41,7 +41,7 @@ FULL = Batch(
     blocks=[BlockUpdate(rows=ints(2), indices=ints(0), blocks=ints(17))],
     released=[1, 3],
     drafts=np.array([[1, -1], [2, 3], [-1, -1]], np.int32),
-    bitmask=np.array([[-1, 5], [0, 0], [7, 1]], np.int32),
+    masked=True,
 )
 
 
@@ -95,3 +95,10 @@ def test_what_cannot_be_sent_is_named() -> None:
     batch = Batch(step=0, rows=ints(), starts=ints(), counts=ints(), samples=np.ones(0, np.bool_), released=[object()])  # type: ignore[list-item]
     with pytest.raises(TypeError, match="holds a object"):
         encode_batch(batch)
+
+
+def test_masks_arrive_and_are_told_from_a_batch() -> None:
+    masks = Masks(step=9, places=ints(0, 2), words=np.array([[-1, 5], [7, 1]], np.int32))
+    assert is_masks(encode_masks(masks))
+    assert not is_masks(encode_batch(FULL))
+    assert_same(decode_masks(encode_masks(masks)), masks)

@@ -10,7 +10,7 @@ import torch
 
 import octavo.ops  # noqa: F401  (fills the catalogue)
 from octavo.ops.catalogue import CATALOGUE
-from octavo.plugin.step import Admit
+from octavo.plugin.step import Admit, Masks
 from octavo.sampling.params import SamplingParams
 from octavo.sampling.penalties import PenaltyState
 from octavo.sampling.sampler import OPS, Sampler
@@ -44,9 +44,9 @@ def logits_for(num_rows: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(num_rows, VOCAB, generator=torch.Generator().manual_seed(seed)) * 3
 
 
-def draw(sampler: Sampler, logits: torch.Tensor, rows: list[int], position: int = 10, bitmask=None) -> list[int]:
+def draw(sampler: Sampler, logits: torch.Tensor, rows: list[int], position: int = 10, masks=None) -> list[int]:
     positions = np.full(len(rows), position, np.int64)
-    return sampler.sample(logits.clone(), np.array(rows, np.int32), positions, bitmask).tokens.tolist()
+    return sampler.sample(logits.clone(), np.array(rows, np.int32), positions, masks).tokens.tolist()
 
 
 def test_rows_with_different_parameters_give_what_each_gives_alone() -> None:
@@ -96,12 +96,24 @@ def test_allowed_ids_and_a_grammar_mask_both_hold() -> None:
     admit(sampler, 0, temperature=0.0, allowed_token_ids=[3, 4])
     admit(sampler, 1, temperature=0.0)
     only_even = np.array([[0x55555555, 0x55555555]] * 2, np.uint32).view(np.int32)
+    masks = Masks(step=1, places=np.array([0, 1], np.int32), words=only_even)
     logits = logits_for(2)
     logits[:, 3] = 50.0  # allowed by the ids alone
     logits[:, 6] = 40.0  # allowed by the grammar alone
-    tokens = draw(sampler, logits, [0, 1], bitmask=only_even)
+    tokens = draw(sampler, logits, [0, 1], masks=masks)
     assert tokens[0] == 4
     assert tokens[1] % 2 == 0
+
+
+def test_a_mask_binds_its_own_row_only() -> None:
+    sampler = make_sampler()
+    for row in range(3):
+        admit(sampler, row, temperature=0.0)
+    logits = torch.zeros(3, VOCAB)
+    logits[:, 7] = 9.0
+    only_five = np.array([[1 << 5, 0]], np.int32)
+    masks = Masks(step=1, places=np.array([1], np.int32), words=only_five)
+    assert draw(sampler, logits, [0, 1, 2], masks=masks) == [7, 5, 7]
 
 
 def test_stop_tokens_are_held_off_until_min_tokens() -> None:

@@ -122,6 +122,7 @@ def cases() -> Iterator[tuple[str, bool, Callable[[], Any]]]:
     counts, prompt = torch.zeros(4, 1000, dtype=torch.int32), torch.zeros(4, 1000, dtype=torch.bool)
     yield "penalties", False, lambda: logits.penalties(values, counts, prompt, ones, ones, ones)
     yield "apply_bitmask", False, lambda: logits.apply_bitmask(values, counts)
+    yield "apply_bitmask of rows", False, lambda: logits.apply_bitmask(values, counts, ints)
     yield "min_p", False, lambda: logits.min_p(values, ones)
     yield "topk_topp", False, lambda: topk_topp.topk_topp(values, ints, ones)
     for op in ("begin_step", "commit_tokens"):

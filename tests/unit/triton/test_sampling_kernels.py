@@ -105,6 +105,15 @@ def test_apply_bitmask_forbids_exactly_the_clear_bits(rows: int, vocab: int) -> 
     assert torch.equal(logits.apply_bitmask(values, words), expected)
 
 
+def test_apply_bitmask_touches_only_the_rows_it_is_given() -> None:
+    values = gaussian(5, 2500, seed=1)
+    words = (integers(2, -(-2500 // 32), high=2**32, seed=2) - 2**31).to(torch.int32)
+    rows = torch.tensor([4, 1])
+    expected = reference.apply_bitmask(values.clone(), words, rows)
+    assert torch.equal(expected[0], values[0])
+    assert torch.equal(logits.apply_bitmask(values, words, rows), expected)
+
+
 @pytest.mark.parametrize(("rows", "vocab"), [(0, 50), (1, 33), (5, 2500)])
 def test_min_p_removes_what_the_reference_removes(rows: int, vocab: int) -> None:
     values = gaussian(rows, vocab, seed=1, scale=2.0)

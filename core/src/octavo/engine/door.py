@@ -18,6 +18,7 @@ import numpy as np
 from octavo.engine.info import ModelInfo
 from octavo.errors import RequestError, RequestTooLargeError
 from octavo.sampling.params import SamplingParams, integer
+from octavo.structured.compile import check
 
 if TYPE_CHECKING:
     from octavo.tokenizer import Tokenizer
@@ -187,7 +188,11 @@ class Door:
         info = self.info
         params.check_vocab(info.vocab_size)
         if params.structured_outputs is not None:
-            raise RequestError("structured_outputs are not supported yet", field="structured_outputs")
+            if self.tokenizer is None:
+                raise RequestError(
+                    "structured_outputs need a tokenizer, and none is loaded", field="structured_outputs"
+                )
+            check(params.structured_outputs)
         if params.min_tokens > info.max_model_len:
             raise RequestError(
                 f"min_tokens is {params.min_tokens}; the model's context is {info.max_model_len} tokens",

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Item = RequestOutput | Exception
 """News of a request: a delta, or the error that ended it."""
 
-FINISHES = tuple(Finish)
+FINISHES = {int(finish): finish for finish in Finish}
 
 
 class Request:

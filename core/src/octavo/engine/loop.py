@@ -5,6 +5,8 @@
 
 With run-ahead a step is scheduled before the last one's tokens are known: every row that samples is taken to gain one
 token, which feeds forward on the device. If a row turns out to have ended, its part of the later step is dropped.
+Where an answer must have a shape, the step's last part, sampling, starts behind the last one's collect: its masks need
+those tokens (`octavo.engine.shapes`).
 """
 
 from __future__ import annotations
@@ -29,9 +31,10 @@ from octavo.engine.messages import (
     Submit,
 )
 from octavo.engine.scheduler import Launched, Scheduler
+from octavo.engine.shapes import Grammars, failure_of
 from octavo.engine.standstill import ExecutorSource, Standstill
 from octavo.errors import EngineError, RequestError
-from octavo.plugin.contracts import ModelExecutor
+from octavo.plugin.contracts import MaskingExecutor, ModelExecutor
 from octavo.plugin.data import ScheduleLimits
 
 
@@ -49,9 +52,11 @@ class EngineLoop:
         run_ahead: int,
         source: ExecutorSource | None = None,
         check_extra_args: Callable[[dict[str, Any]], None] | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         """source: makes the executor again when the engine wakes up; None: it cannot sleep.
-        check_extra_args: raises RequestError for what the executor's logits processors do not take."""
+        check_extra_args: raises RequestError for what the executor's logits processors do not take.
+        grammars: gives answers their shapes; None: requests that want one are refused."""
         assert run_ahead in (0, 1), f"run_ahead is 0 or 1, not {run_ahead}"
         self._executor: ModelExecutor | None = executor
         self._run_ahead = run_ahead
@@ -59,7 +64,12 @@ class EngineLoop:
         self._check_extra_args = check_extra_args
         self._in_flight: deque[Launched] = deque()
         self._scheduler = Scheduler(
-            executor.kv_groups, cache=cache, scheduler=scheduler, limits=limits, max_model_len=max_model_len
+            executor.kv_groups,
+            cache=cache,
+            scheduler=scheduler,
+            limits=limits,
+            max_model_len=max_model_len,
+            grammars=grammars if isinstance(executor, MaskingExecutor) else None,
         )
 
     def receive(self, message: Inbound) -> None:
@@ -78,13 +88,14 @@ class EngineLoop:
                 extra_args = message.params.extra_args
                 if extra_args and self._check_extra_args is not None:
                     self._check_extra_args(extra_args)
-                scheduler.roster.enter(message)
+                if message.params.structured_outputs is not None:
+                    scheduler.shapes.prepare(message)
+                else:
+                    scheduler.roster.enter(message)
             except (RequestError, EngineError) as error:
-                wrong = isinstance(error, RequestError)
-                field = error.field if isinstance(error, RequestError) else ""
-                failure = Failure(handle=message.handle, message=str(error), field=field, client_error=wrong)
-                scheduler.outbox.failure(message.client, failure)
+                scheduler.outbox.failure(message.client, failure_of(message, error))
         elif isinstance(message, Abort):
+            scheduler.shapes.abort(message, scheduler.outbox)
             for handle in message.handles:
                 if not self._still.drop(message.client, handle):
                     scheduler.abort(message.client, handle, Finish.STOP if message.finished else Finish.ABORT)
@@ -100,16 +111,24 @@ class EngineLoop:
         """
         scheduler, in_flight = self._scheduler, self._in_flight
         self._obey()
+        if scheduler.shapes and not self._still.frozen:
+            scheduler.shapes.attend(scheduler.roster, scheduler.outbox, idle=not (in_flight or scheduler.roster.live))
         launched = None if self._still.frozen else scheduler.schedule(in_flight=bool(in_flight))
         if launched is not None:
             assert self._executor is not None, "a sleeping engine has no sequences"
             self._executor.launch(launched.batch)
             in_flight.append(launched)
+        masked = launched if launched is not None and launched.batch.masked else None
+        if masked is not None and len(in_flight) == 1:
+            self._mask(masked)
+            masked = None
         if in_flight and (launched is None or len(in_flight) > self._run_ahead):
             self._collect()
         else:
             idle = self._still.frozen or not scheduler.roster.live
             assert in_flight or idle, "live sequences, but nothing to schedule"
+        if masked is not None:
+            self._mask(masked)
         if not scheduler.outbox:
             return {}
         return scheduler.outbox.publish(scheduler.step, self.stats)
@@ -132,14 +151,16 @@ class EngineLoop:
 
     def close(self) -> None:
         """Free what the executor holds; nothing else may be called afterwards."""
+        self._scheduler.shapes.close()
         if self._executor is not None:
             self._executor.close()
 
     @property
     def has_work(self) -> bool:
         """Whether `step` has something to do."""
-        live = self._scheduler.roster.live and not self._still.frozen
-        return bool(self._in_flight or live or self._scheduler.outbox or self._still.has_work)
+        scheduler, still = self._scheduler, self._still
+        live = (scheduler.roster.live or scheduler.shapes.num_preparing) and not still.frozen
+        return bool(self._in_flight or live or scheduler.outbox or still.has_work)
 
     @property
     def stats(self) -> Stats:
@@ -158,6 +179,11 @@ class EngineLoop:
             self._still.release()
         for submit in self._still.take_held():
             self.receive(submit)
+
+    def _mask(self, launched: Launched) -> None:
+        """Let a masked step sample."""
+        assert isinstance(self._executor, MaskingExecutor)
+        self._executor.mask(self._scheduler.masks(launched))
 
     def _collect(self) -> None:
         launched = self._in_flight.popleft()

@@ -17,9 +17,10 @@ from octavo.sampling.params import SamplingParams
 
 
 class Finish(IntEnum):
-    """Why a sequence ended; 0 while it runs. STOP is EOS or a stop token."""
+    """Why a sequence ended; 0 while it runs. STOP is EOS or a stop token; COMPLETE: its shape leaves nothing to add."""
 
     RUNNING = 0
+    COMPLETE = 6
     STOP = 1
     LENGTH = 2
     ABORT = 3
@@ -122,6 +123,8 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     aborts: int = 0
     sleep_level: int = 0
     paused: bool = False
+    grammars: int = 0
+    grammar_seconds: float = 0.0
 
 
 class Deltas(msgspec.Struct, frozen=True, kw_only=True, tag=True):

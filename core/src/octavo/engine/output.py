@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 FINISH_REASONS = {
     Finish.RUNNING: None,
     Finish.STOP: "stop",
+    Finish.COMPLETE: "stop",
     Finish.LENGTH: "length",
     Finish.ABORT: "abort",
     Finish.ERROR: "error",

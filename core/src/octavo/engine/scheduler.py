@@ -24,9 +24,10 @@ from octavo.engine.outbox import Outbox, Progress
 from octavo.engine.plan import Kind, Plan, Room, plan_running
 from octavo.engine.roster import Roster
 from octavo.engine.sequence import Sequence
+from octavo.engine.shapes import Grammars, Shapes
 from octavo.engine.table import Rows
 from octavo.plugin.data import ScheduleLimits
-from octavo.plugin.step import Admit, Batch, BlockUpdate, Ints, KVGroup, StepResult, TokenLogprobs
+from octavo.plugin.step import Admit, Batch, BlockUpdate, Ints, KVGroup, Masks, StepResult, TokenLogprobs
 
 
 @dataclass(slots=True)
@@ -61,7 +62,9 @@ class Scheduler:
         scheduler: SchedulerConfig,
         limits: ScheduleLimits,
         max_model_len: int,
+        grammars: Grammars | None = None,
     ) -> None:
+        self.shapes = Shapes(grammars)
         self.config = scheduler
         self.limits = limits
         self.roster = Roster(groups, cache=cache, scheduler=scheduler, max_model_len=max_model_len)
@@ -129,6 +132,17 @@ class Scheduler:
             roster.bury()
             roster.drop_ended()
 
+    def masks(self, launched: Launched) -> Masks:
+        """What a masked batch may sample, once all steps before it are taken in. Ends answers that are whole."""
+        masks, done, errors = self.shapes.masks(self.roster, self.step, launched.rows[launched.batch.samples])
+        for row in done:
+            self._finish(self.roster.table.sequence(row), Finish.COMPLETE)
+        for row, message in errors.items():
+            self._fail(self.roster.table.sequence(row), message)
+        if done or errors:
+            self.roster.drop_ended()
+        return masks
+
     def _confirm(self, launched: Launched) -> None:
         """Note what a step has computed. Nothing of a row that an earlier step ended: an executor that learnt of the
         end in time has not written its keys and values."""
@@ -148,6 +162,7 @@ class Scheduler:
 
     def abort_all(self) -> None:
         """End every sequence as aborted."""
+        self.shapes.abort_all(self.outbox)
         for client, handle in list(self.roster.live):
             self.abort(client, handle, Finish.ABORT)
 
@@ -164,6 +179,7 @@ class Scheduler:
 
     def fail_all(self, message: str) -> None:
         """End everything as failed, and forget the steps in flight."""
+        self.shapes.fail_all(self.outbox, message)
         for seq in list(self.roster.live.values()):
             self._fail(seq, message)
         self.roster.leaving = dict.fromkeys(self.roster.leaving, False)
@@ -176,7 +192,7 @@ class Scheduler:
         roster = self.roster
         return Stats(
             running=len(roster.running),
-            waiting=len(roster.waiting),
+            waiting=len(roster.waiting) + self.shapes.num_preparing,
             kv_usage=roster.kv.usage,
             free_blocks=roster.kv.num_free,
             steps=self.step,
@@ -186,6 +202,8 @@ class Scheduler:
             prompt_tokens=self._prompt_tokens,
             generation_tokens=self._generation_tokens,
             aborts=self._aborts,
+            grammars=self.shapes.num_compiled,
+            grammar_seconds=self.shapes.compile_seconds,
         )
 
     # ---- building a batch --------------------------------------------------------------------------------------
@@ -279,6 +297,7 @@ class Scheduler:
             admits=[start.admit for start in started],
             blocks=join_updates(entries),
             released=released,
+            masked=self.shapes.holds(table, rows[samples]) if self.shapes else False,
         )
         return Launched(batch, rows, ends, prompts)
 
@@ -286,6 +305,8 @@ class Scheduler:
 
     def _progress(self, rows: Rows, accepted: Accepted, logprobs: Many[TokenLogprobs]) -> None:
         table = self.roster.table
+        if self.shapes:
+            self.shapes.note(table, rows, accepted.counts, accepted.tokens)
         self._generation_tokens += len(accepted.tokens)
         view = table.view(rows)
         progress = Progress(

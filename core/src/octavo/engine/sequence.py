@@ -22,6 +22,7 @@ class Sequence:
     row: its place in the table, -1 while it waits.
     output: what it had generated when it was last preempted; the table holds the newer tokens.
     digests: prefix-cache digests of its full blocks, by block size; grown when needed.
+    shaped: whether a grammar decides what it may sample (`octavo.engine.shapes`).
     cached: prompt tokens that the prefix cache served when it first ran.
     next_prompt_logprob: first prompt position whose logprobs were not sent yet (recomputing must not send them twice).
     prompt_done: the whole prompt was computed once.
@@ -35,6 +36,7 @@ class Sequence:
     row: int = -1
     ended: bool = False
     started: bool = False
+    shaped: bool = False
     cached: int = 0
     output: Ints = field(default_factory=lambda: NO_TOKENS)
     digests: dict[int, list[bytes]] = field(default_factory=dict)

@@ -100,7 +100,8 @@ class Standstill:
 
     def _begin(self, control: Control, scheduler: Scheduler, *, in_flight: bool) -> bool:
         """Change what is let in and scheduled. False: requests have to end first."""
-        idle = not (in_flight or scheduler.roster.live or scheduler.roster.leaving)
+        roster = scheduler.roster
+        idle = not (in_flight or roster.live or roster.leaving or scheduler.shapes.num_preparing)
         if control.action == "resume":
             if self.sleep_level:
                 raise EngineError("the engine is asleep: wake it up instead")

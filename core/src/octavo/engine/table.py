@@ -53,6 +53,7 @@ class RequestTable:
         self.last_step = np.zeros(num_rows, np.int64)
         self.alive = np.zeros(num_rows, np.bool_)
         self.samples = np.zeros(num_rows, np.bool_)
+        self.shaped = np.zeros(num_rows, np.bool_)
         self.handle = np.zeros(num_rows, np.int64)
         self.client = np.zeros(num_rows, np.int32)
         self.cached = np.zeros(num_rows, np.int32)
@@ -85,6 +86,7 @@ class RequestTable:
         self.last_step[row] = 0
         self.alive[row] = True
         self.samples[row] = seq.samples
+        self.shaped[row] = seq.shaped
         self.handle[row] = submit.handle
         self.client[row] = submit.client
         self.cached[row] = seq.cached

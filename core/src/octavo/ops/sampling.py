@@ -107,11 +107,17 @@ def topk_topp(logits: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     return logits.scatter_(-1, index, ordered)
 
 
-def apply_bitmask(logits: Tensor, bitmask: Tensor) -> Tensor:
-    """Forbid tokens whose bit is clear, in place. bitmask int32 [N, ceil(V / 32)], bit i of word w: token 32 w + i."""
+def apply_bitmask(logits: Tensor, bitmask: Tensor, rows: Tensor | None = None) -> Tensor:
+    """Forbid tokens whose bit is clear, in place. bitmask int32 [N, ceil(V / 32)], bit i of word w: token 32 w + i.
+
+    rows int64 [M], none twice: the bitmask [M, ...] is that of these rows, the others stay as they are.
+    """
     bits = torch.arange(32, device=logits.device, dtype=torch.int32)
     allowed = ((bitmask[:, :, None] >> bits) & 1).flatten(1)[:, : logits.shape[-1]]
-    return logits.masked_fill_(allowed == 0, NEG_INF)
+    if rows is None:
+        return logits.masked_fill_(allowed == 0, NEG_INF)
+    logits[rows] = logits[rows].masked_fill(allowed == 0, NEG_INF)
+    return logits
 
 
 def logit_bias(logits: Tensor, rows: Tensor, tokens: Tensor, values: Tensor) -> Tensor:
@@ -193,6 +199,7 @@ def _bitmask_inputs(dtype: str) -> Iterable[tuple[Tensor, ...]]:
     for n, v in ((1, 33), (4, 500)):
         words = torch.randint(-(2**31), 2**31 - 1, (n, (v + 31) // 32), generator=_generator(), dtype=torch.int32)
         yield _logits(n, v, dtype), words
+        yield _logits(n + 3, v, dtype), words, torch.arange(n + 3).flip(0)[:n]
 
 
 def _bias_inputs(dtype: str) -> Iterable[tuple[Tensor, ...]]:

@@ -18,8 +18,8 @@ from octavo.engine.messages import Failed
 from octavo.engine.pump import describe
 from octavo.errors import OctavoError
 from octavo.parallel.ranks import GO, STOP, Reached, encode
-from octavo.parallel.wire import decode_batch
-from octavo.plugin.contracts import ModelExecutor
+from octavo.parallel.wire import decode_batch, decode_masks, is_masks
+from octavo.plugin.contracts import MaskingExecutor, ModelExecutor
 
 log = logging.getLogger("octavo.ranks")
 
@@ -104,9 +104,16 @@ def serve(executor: ModelExecutor, follower: Follower, *, run_ahead: int) -> Non
     """Launch what comes; at most `run_ahead` steps stay uncollected when the next is awaited, as on rank 0."""
     pending = 0
     while (message := follower.receive()) != STOP:
-        executor.launch(decode_batch(message))
-        pending += 1
-        while pending > run_ahead:
+        keep = run_ahead
+        if is_masks(message):
+            assert isinstance(executor, MaskingExecutor)
+            executor.mask(decode_masks(message))
+        else:
+            batch = decode_batch(message)
+            executor.launch(batch)
+            pending += 1
+            keep = max(run_ahead, int(batch.masked))  # its masks are still to come
+        while pending > keep:
             executor.collect()
             pending -= 1
     for _ in range(pending):

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 
 from octavo.parallel.communicator import leave
 from octavo.parallel.ranks import Ranks
-from octavo.parallel.wire import encode_batch
-from octavo.plugin.contracts import Communicator, ModelExecutor
-from octavo.plugin.step import Batch, KVGroup, StepResult
+from octavo.parallel.wire import encode_batch, encode_masks
+from octavo.plugin.contracts import Communicator, MaskingExecutor, ModelExecutor
+from octavo.plugin.step import Batch, KVGroup, Masks, StepResult
 
 
 class RankedExecutor:
@@ -35,6 +35,13 @@ class RankedExecutor:
         self._ranks.send(encode_batch(batch))
         with self._ranks.blamed():
             self._executor.launch(batch)
+
+    def mask(self, masks: Masks) -> None:
+        """Send, then sample: every rank chooses tokens itself. Raises as `launch` does."""
+        assert isinstance(self._executor, MaskingExecutor)
+        self._ranks.send(encode_masks(masks))
+        with self._ranks.blamed():
+            self._executor.mask(masks)
 
     def collect(self) -> StepResult:
         """Rank 0's result, which is every rank's. Raises EngineError if a rank is lost."""

@@ -1,4 +1,4 @@
-"""A `Batch` as one message for the other ranks, and back. Imports no torch.
+"""A `Batch` or its `Masks` as one message for the other ranks, and back. Imports no torch.
 
 msgpack maps of the dataclasses' fields; arrays are an extension that holds dtype, shape and bytes. Fields are not named
 here, so that a new one travels as soon as it exists.
@@ -12,11 +12,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.plugin.step import Admit, Batch, BlockUpdate
+from octavo.plugin.step import Admit, Batch, BlockUpdate, Masks
 from octavo.sampling.params import SamplingParams
 
 ARRAY = 1
 """msgpack extension code."""
+MASKS = b"\xc1"
+"""A byte that no msgpack message begins with."""
 
 
 def encode_batch(batch: Batch) -> bytes:
@@ -30,6 +32,20 @@ def decode_batch(message: bytes) -> Batch:
     fields["admits"] = [_admit(**admit) for admit in fields["admits"]]
     fields["blocks"] = [BlockUpdate(**update) for update in fields["blocks"]]
     return Batch(**fields)
+
+
+def encode_masks(masks: Masks) -> bytes:
+    """One message, which `is_masks` tells from a batch."""
+    return MASKS + _encoder.encode(masks)
+
+
+def is_masks(message: bytes) -> bool:
+    return message.startswith(MASKS)
+
+
+def decode_masks(message: bytes) -> Masks:
+    """The masks again."""
+    return Masks(**_decoder.decode(message[len(MASKS) :]))
 
 
 def _admit(*, params: Any, stop_ids: list[int], **rest: Any) -> Admit:

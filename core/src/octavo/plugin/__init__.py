@@ -20,6 +20,7 @@ from octavo.plugin.contracts import (
     KVView,
     LinearKernel,
     LogitsProcessor,
+    MaskingExecutor,
     ModelExecutor,
     MoEKernel,
     Packed,
@@ -59,7 +60,7 @@ from octavo.plugin.specs import (
     OpContext,
     QuantScheme,
 )
-from octavo.plugin.step import Admit, Batch, BlockUpdate, KVGroup, StepResult, TokenLogprobs
+from octavo.plugin.step import Admit, Batch, BlockUpdate, KVGroup, Masks, StepResult, TokenLogprobs
 from octavo.plugin.version import PLUGIN_API
 
 if TYPE_CHECKING:
@@ -100,6 +101,8 @@ __all__ = [
     "MemInfo",
     "MoEKernel",
     "MoESpec",
+    "MaskingExecutor",
+    "Masks",
     "ModelExecutor",
     "MultipleOf",
     "OpContext",

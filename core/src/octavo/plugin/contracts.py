@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 from octavo.plugin.data import DeviceDesc, MemInfo, Support
 from octavo.plugin.specs import (
@@ -19,7 +19,7 @@ from octavo.plugin.specs import (
     OpContext,
     QuantScheme,
 )
-from octavo.plugin.step import Admit, Batch, KVGroup, StepResult
+from octavo.plugin.step import Admit, Batch, KVGroup, Masks, StepResult
 
 if TYPE_CHECKING:
     import numpy as np
@@ -336,6 +336,18 @@ class ModelExecutor(Protocol):
     def close(self) -> None: ...
 
 
+@runtime_checkable
+class MaskingExecutor(ModelExecutor, Protocol):
+    """A `ModelExecutor` that can serve structured outputs; one without `mask` is never given a masked batch.
+
+    With `Batch.masked`, `launch` starts everything but sampling. `mask` comes after it, before the next `launch` and
+    before the step is collected, and starts that. Steps before it may be collected in between. If the engine failed
+    there is no `mask`: the next `launch` samples without, and nobody reads it.
+    """
+
+    def mask(self, masks: Masks) -> None: ...
+
+
 class WorkerView(Protocol):
     """What a plugin may see of a worker in `worker_event`."""
 
@@ -362,6 +374,7 @@ __all__ = [
     "KernelRegistry",
     "LinearKernel",
     "MoEKernel",
+    "MaskingExecutor",
     "ModelExecutor",
     "Packed",
     "QuantFormat",

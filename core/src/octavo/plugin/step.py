@@ -58,7 +58,7 @@ class Batch:
     Sequences are ordered: decodes first (counts 1, or 1 + drafts), then prefills.
     samples: bool [S]; a token is sampled from the last position (False for an unfinished prefill).
     drafts: int32 [S, k] draft tokens behind the last known token, -1 padded; None if nobody speculates.
-    bitmask: int32 [S, ceil(vocab / 32)], bit set = token allowed; None if no sequence is constrained.
+    masked: some of its sequences may not sample every token: a `MaskingExecutor` samples once it has the `Masks`.
     released: rows whose sequences ended before this step; their state may be dropped.
     """
 
@@ -71,7 +71,7 @@ class Batch:
     blocks: Sequence[BlockUpdate] = ()
     released: Sequence[int] = ()
     drafts: Ints | None = None
-    bitmask: Ints | None = None
+    masked: bool = False
 
     @property
     def num_seqs(self) -> int:
@@ -80,6 +80,19 @@ class Batch:
     @property
     def num_tokens(self) -> int:
         return int(self.counts.sum())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Masks:
+    """Which tokens a step that was launched may sample.
+
+    places int32 [M], ascending: of the batch's sequences that sample, counted among themselves; the others are free.
+    words int32 [M, ceil(vocab / 32)]: bit i of word w set = token 32 w + i allowed.
+    """
+
+    step: int
+    places: Ints
+    words: Ints
 
 
 @dataclass(frozen=True, kw_only=True)

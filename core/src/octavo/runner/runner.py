@@ -1,6 +1,7 @@
 """The model runner: one for all platforms. A `Batch` in, a `StepResult` out.
 
     launch: table <- what changed | begin_step -> attention plans -> model -> logits -> tokens -> commit_tokens
+    mask: of a masked batch, everything from the choice of tokens on; launch has left that out
     collect: wait for the oldest launched step; its tokens are in pinned memory by then
 
 Where the platform captures, everything from `begin_step` to the plain choice of tokens and its commit is one recorded
@@ -22,7 +23,7 @@ from torch import Tensor
 from octavo.layers.context import BuildContext, StepState
 from octavo.models.registry import Model
 from octavo.plugin.contracts import AttnBatch, BatchKey, Event, GraphRunner, KVView, start_step
-from octavo.plugin.step import Batch, KVGroup, StepResult, TokenLogprobs
+from octavo.plugin.step import Batch, KVGroup, Masks, StepResult, TokenLogprobs
 from octavo.plugin.torch import HOST
 from octavo.runner.buckets import Shapes
 from octavo.runner.inputs import DeviceStep, HostStep, InputBuffers, RequestTable, Staging
@@ -56,6 +57,17 @@ class Pending:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Computed:
+    """A step up to its logits: tokens are still to be chosen. record: its shape, if it is to be recorded."""
+
+    batch: Batch
+    staging: Staging
+    step: DeviceStep
+    outputs: Outputs
+    record: BatchKey | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Captured:
     """One recorded shape: its handle, and the inputs and attention batches that every replay reads."""
 
@@ -66,7 +78,7 @@ class Captured:
 
 @dataclass
 class ModelRunner:
-    """Implements `octavo.plugin.ModelExecutor`.
+    """Implements `octavo.plugin.MaskingExecutor`.
 
     ctx: what the model was built with. kv: one view per layer. kv_groups: one per KV spec, in `ctx.attention` order.
     processors: logits processors by name.
@@ -92,6 +104,7 @@ class ModelRunner:
         self.scorer = PromptScorer(self.model, ops["topk_logprobs"], self.table.tokens)
         self.begin_step = self.ctx.op("begin_step")
         self.commit_tokens = self.ctx.op("commit_tokens")
+        self.unmasked: Computed | None = None
         self.captured: dict[BatchKey, Captured] = {}
         self.idle: list[Staging] = []
 
@@ -100,6 +113,8 @@ class ModelRunner:
     def launch(self, batch: Batch) -> None:
         """Start a step; returns as soon as its work is queued on the device."""
         assert batch.drafts is None, "no drafter is configured, yet the batch holds drafts"
+        if self.unmasked is not None:
+            self._finish(self._take_unmasked(), None)  # the engine failed before its masks came
         staging = self._take_staging()
         with self.ctx.device.inference():
             for row in batch.released:
@@ -119,7 +134,30 @@ class ModelRunner:
             else:
                 step = self.buffers.views(key, key.max_context or host.max_kv_len)
                 outputs = self._compute(step, host)
-            places, sampled = self._sample(batch, step, outputs)
+        key_to_record = key if recordable and captured is None else None
+        computed = Computed(batch=batch, staging=staging, step=step, outputs=outputs, record=key_to_record)
+        if batch.masked:
+            self.unmasked = computed
+        else:
+            self._finish(computed, None)
+
+    def mask(self, masks: Masks) -> None:
+        """Choose the tokens of the batch that was launched last."""
+        computed = self._take_unmasked()
+        assert masks.step == computed.batch.step, f"masks of step {masks.step} for step {computed.batch.step}"
+        self._finish(computed, masks)
+
+    def _take_unmasked(self) -> Computed:
+        computed, self.unmasked = self.unmasked, None
+        assert computed is not None, "no step waits for masks"
+        return computed
+
+    def _finish(self, computed: Computed, masks: Masks | None) -> None:
+        """Choose tokens, and queue what `collect` will read."""
+        batch, staging, outputs = computed.batch, computed.staging, computed.outputs
+        with self.ctx.device.inference():
+            self.sampler.upload = staging.send
+            places, sampled = self._sample(batch, computed.step, outputs, masks)
             scored = self.scorer.score(batch, outputs.hidden)
             # Queued here, ahead of the next step: a copy that `collect` asks for would wait until that step is done.
             staging.tokens[: len(sampled.tokens)].copy_(sampled.tokens, non_blocking=True)
@@ -130,8 +168,8 @@ class ModelRunner:
         self.pending.append(
             Pending(batch=batch, staging=staging, places=places, sampled=sampled, prompt_logprobs=scored, done=done)
         )
-        if recordable and captured is None:
-            self.record(key)
+        if computed.record is not None:
+            self.record(computed.record)
             # The recording has its own memory: what the run before it took is of no use to later steps.
             self.ctx.device.empty_cache()
 
@@ -179,22 +217,25 @@ class ModelRunner:
         last = hidden if key.max_q_len == 1 else hidden[step.picks[0]]
         return Outputs(hidden=hidden, logits=self.model.logits(last))
 
-    def _sample(self, batch: Batch, step: DeviceStep, outputs: Outputs) -> tuple[NDArray[np.intp], Sampled]:
+    def _sample(
+        self, batch: Batch, step: DeviceStep, outputs: Outputs, masks: Masks | None
+    ) -> tuple[NDArray[np.intp], Sampled]:
         """Choose tokens and commit them to the table, where the next step reads them. Returns places and tokens:
         the token of the i-th sequence that samples is tokens[places[i]]."""
         n = batch.num_seqs
         sampling = np.flatnonzero(batch.samples)
         rows = batch.rows[sampling]
-        if outputs.tokens is not None and batch.bitmask is None and self.sampler.is_plain(rows):
+        if masks is not None and not len(masks.places):
+            masks = None
+        if outputs.tokens is not None and masks is None and self.sampler.is_plain(rows):
             return sampling, Sampled(tokens=outputs.tokens[:n])
         if len(sampling) == n:
             logits, picks = outputs.logits[:n], step.picks[:, :n]
         else:
             index = self.sampler.upload(sampling)
             logits, picks = outputs.logits[index], step.picks[:, index]
-        bitmask = batch.bitmask[sampling] if batch.bitmask is not None else None
         positions = (batch.starts + batch.counts)[sampling].astype(np.int64)
-        sampled = self.sampler.sample(logits.float(), rows, positions, bitmask)
+        sampled = self.sampler.sample(logits.float(), rows, positions, masks)
         self._commit(sampled.tokens, picks)
         return np.arange(len(sampling)), sampled
 

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from octavo.plugin.step import Admit
+from octavo.plugin.step import Admit, Masks
 from octavo.sampling.logprobs import FoundLogprobs, LogprobRows
 from octavo.sampling.penalties import PenaltyState
 from octavo.sampling.processors import ProcessorRows
@@ -132,13 +132,16 @@ class Sampler:
         self.processed.release(row)
 
     def sample(
-        self, logits: Tensor, rows: NDArray[np.int32], positions: NDArray[np.int64], bitmask: NDArray[np.int32] | None
+        self, logits: Tensor, rows: NDArray[np.int32], positions: NDArray[np.int64], masks: Masks | None = None
     ) -> Sampled:
-        """One token for each of N rows. logits float32 [N, V], may be changed; positions [N]: of the new tokens."""
+        """One token for each of N rows. logits float32 [N, V], may be changed; positions [N]: of the new tokens.
+
+        masks: their places are among the N.
+        """
         places, late = self.logprobs.wanting(rows), self.logprobs.processed(rows)
         # A copy, as what follows changes the logits in place.
         seen = logits[self.upload(places)] if len(places) else None
-        self._adjust(logits, rows, positions, bitmask)
+        self._adjust(logits, rows, positions, masks)
         errors = self.processed.apply(logits, rows, positions, self.upload) if self.processed.any else {}
         tokens = self._choose(logits, rows, positions, scale=len(late) > 0)
         if self.penalised[rows].any():
@@ -202,16 +205,14 @@ class Sampler:
         logits: Tensor,
         rows: NDArray[np.int32],
         positions: NDArray[np.int64],
-        bitmask: NDArray[np.int32] | None,
+        masks: Masks | None,
     ) -> None:
         rare = [(i, int(r), self.rare[int(r)]) for i, r in enumerate(rows) if self.is_rare[r]] if len(self.rare) else []
         allowed = [(i, entry.allowed) for i, _, entry in rare if entry.allowed is not None]
         if allowed:
-            bitmask = np.full((len(rows), _words(self.vocab_size)), -1, np.int32) if bitmask is None else bitmask.copy()
-            for i, mask in allowed:
-                bitmask[i] &= mask
-        if bitmask is not None:
-            self.ops["apply_bitmask"](logits, self.upload(bitmask))
+            self._forbid(logits, np.array([i for i, _ in allowed]), np.stack([words for _, words in allowed]))
+        if masks is not None:
+            self._forbid(logits, masks.places, masks.words)
         if rare:
             self._forbid_phrases(logits, positions, rare)
             self._bias(logits, positions, rare)
@@ -222,6 +223,11 @@ class Sampler:
             counts, in_prompt = state.counts[where], state.in_prompt[where]
             presence, frequency, repetition = (self.upload(self.floats[rows[places], c]) for c in (3, 4, 5))
             logits[index] = self.ops["penalties"](logits[index], counts, in_prompt, presence, frequency, repetition)
+
+    def _forbid(self, logits: Tensor, places: NDArray[Any], words: NDArray[np.int32]) -> None:
+        """Apply masks [M, words] to the logits at places [M], ascending."""
+        index = () if len(places) == len(logits) else (self.upload(places.astype(np.int64)),)
+        self.ops["apply_bitmask"](logits, self.upload(words), *index)
 
     def _bias(self, logits: Tensor, positions: NDArray[np.int64], rare: list[tuple[int, int, Rare]]) -> None:
         places, tokens, values = [], [], []

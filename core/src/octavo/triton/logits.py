@@ -45,13 +45,16 @@ def _penalties_kernel(
 
 
 @triton.jit
-def _bitmask_kernel(logits_ptr, words_ptr, stride_n, stride_words, vocab, BLOCK: tl.constexpr):
+def _bitmask_kernel(
+    logits_ptr, words_ptr, rows_ptr, stride_n, stride_words, vocab, PICKED: tl.constexpr, BLOCK: tl.constexpr
+):
     row = tl.program_id(0).to(tl.int64)
+    target = tl.load(rows_ptr + row) if PICKED else row
     token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = token < vocab
     word = tl.load(words_ptr + row * stride_words + token // 32, mask=mask, other=-1)
     allowed = (word >> (token % 32)) & 1
-    tl.store(logits_ptr + row * stride_n + token, NEG_INF, mask=mask & (allowed == 0))
+    tl.store(logits_ptr + target * stride_n + token, NEG_INF, mask=mask & (allowed == 0))
 
 
 @triton.jit
@@ -107,11 +110,19 @@ def penalties(
     return logits
 
 
-def apply_bitmask(logits: Tensor, bitmask: Tensor) -> Tensor:
+def apply_bitmask(logits: Tensor, bitmask: Tensor, rows: Tensor | None = None) -> Tensor:
     """The op `apply_bitmask`, in place; only forbidden logits are written, and none is read."""
-    if logits.shape[0]:
-        _bitmask_kernel[_grid(logits)](
-            logits, bitmask, logits.stride(0), bitmask.stride(0), logits.shape[1], BLOCK=BLOCK, num_warps=4
+    if bitmask.shape[0]:
+        _bitmask_kernel[(bitmask.shape[0], triton.cdiv(logits.shape[1], BLOCK))](
+            logits,
+            bitmask,
+            bitmask if rows is None else rows,
+            logits.stride(0),
+            bitmask.stride(0),
+            logits.shape[1],
+            PICKED=rows is not None,
+            BLOCK=BLOCK,
+            num_warps=4,
         )
     return logits
 
