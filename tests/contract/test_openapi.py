@@ -13,6 +13,7 @@ from referencing import Registry, Resource
 
 from octavo.errors import RequestError
 from octavo.sampling.params import RANGES, SamplingParams
+from octavo.server import admin
 from octavo.server.app import ROUTES
 from octavo.server.decode import decode_body
 from octavo.server.endpoint import Call
@@ -20,6 +21,9 @@ from octavo.server.openapi import PATH_FIELD, document, read_signature
 
 DOCUMENT = json.loads(msgspec.json.encode(document(ROUTES)))
 WITH_BODY = [route for route, handler in ROUTES.items() if read_signature(handler).body is not None]
+
+NEEDED: dict[str, dict[str, Any]] = {"best_of": {"use_beam_search": True}}
+"""What else must be set for a parameter to be allowed at all."""
 
 
 def validator(pointer: str) -> Draft202012Validator:
@@ -49,6 +53,12 @@ def test_every_route_is_described(method: str, path: str) -> None:
     assert found["summary"]
     assert found["responses"]["200"]["content"]
     assert found["responses"]["default"]["content"]["application/json"]["schema"]["$ref"]
+
+
+def test_routes_of_operators_are_described_where_they_are_open() -> None:
+    assert admin.ROUTES
+    found = document(ROUTES | admin.ROUTES)["paths"]
+    assert {PATH_FIELD.sub(r"{\1}", path) for _, path in admin.ROUTES} <= set(found)
 
 
 def test_nothing_else_is_described_and_names_are_unique() -> None:
@@ -87,7 +97,7 @@ def test_ranges_of_sampling_are_those_that_are_checked(name: str, limits: Any) -
             SamplingParams(**{name: value})
     for value in inside:
         assert described.is_valid(value)
-        SamplingParams(**{name: value})
+        SamplingParams(**NEEDED.get(name, {}) | {name: value})
 
 
 def test_a_handler_that_says_nothing_is_named() -> None:

@@ -60,7 +60,7 @@ def huggingface(model: Any, prompt: list[int], *, width: int, max_tokens: int, e
     ("width", "length_penalty", "early_stopping", "num_stops"),
     [(4, 1.0, False, 0), (3, 0.6, True, 60), (3, -0.5, False, 60), (4, 2.0, "never", 60)],
 )
-def test_beams_and_their_scores_are_those_of_transformers(
+def test_case_X_beam_length_penalty_beams_and_their_scores_are_those_of_transformers(
     llm: LLM, reference: Any, prompt: list[int], width: int, length_penalty: float, early_stopping: Any, num_stops: int
 ) -> None:
     stops = list(range(20, 20 + num_stops))
@@ -94,7 +94,7 @@ def test_beams_and_their_scores_are_those_of_transformers(
         )
 
 
-def test_prompts_searched_together_or_in_turn_get_the_same_beams(llm: LLM) -> None:
+def test_case_X_beam_candidates_prompts_searched_together_or_in_turn_get_the_same_beams(llm: LLM) -> None:
     params = BeamSearchParams(beam_width=3, max_tokens=6)
     together = llm.beam_search(PROMPTS, params)
     in_turn = llm.beam_search(PROMPTS, params, concurrency_limit=1)
@@ -104,7 +104,7 @@ def test_prompts_searched_together_or_in_turn_get_the_same_beams(llm: LLM) -> No
     assert (llm.stats.running, llm.stats.waiting) == (0, 0)
 
 
-def test_an_answer_ends_at_a_stop_string_and_others_go_on(llm: LLM) -> None:
+def test_case_X_beam_stop_an_answer_ends_at_a_stop_string_and_others_go_on(llm: LLM) -> None:
     free = llm.beam_search(["The printer"], BeamSearchParams(beam_width=4, max_tokens=8, ignore_eos=True))
     tokenizer = llm.get_tokenizer()
     best = free[0].sequences[0]
@@ -126,7 +126,7 @@ def test_an_answer_ends_at_a_stop_string_and_others_go_on(llm: LLM) -> None:
             assert len(beam.tokens) - len(prompt) <= 8
 
 
-def test_a_wide_search_needs_no_leave_from_the_limit_on_logprobs(llm: LLM) -> None:
+def test_case_X_beam_width_a_wide_search_needs_no_leave_from_the_limit_on_logprobs(llm: LLM) -> None:
     (found,) = llm.beam_search([[5, 6]], BeamSearchParams(beam_width=40, max_tokens=2, ignore_eos=True))
     assert len({tuple(beam.tokens) for beam in found.sequences}) == 40
     totals = [beam.cum_logprob for beam in found.sequences]

@@ -123,7 +123,7 @@ def test_text_in_text_out(make: Any, tokenizer: Tokenizer) -> None:
         assert result.outputs[0].finish_reason == "stop"
 
 
-def test_default_parameters_are_the_models_and_fit_any_prompt(make: Any) -> None:
+def test_case_X_generation_config_defaults_hold_offline_and_fit_any_prompt(make: Any) -> None:
     llm = make(echo)
     default = llm.get_default_sampling_params()
     assert (default.temperature, default.top_k, default.max_tokens) == (0.5, 7, 1000)

@@ -306,3 +306,16 @@ def test_stats_count_what_happened(drive, run_ahead):
     assert (stats.prompt_tokens, stats.generation_tokens) == (27, 15)
     assert (stats.prefix_queries, stats.prefix_hits) == (27, 16)
     assert stats.steps == len(d.batches) == 15
+
+
+@both_depths
+def test_case_X_abort_leaves_what_was_computed_to_the_next_request(drive, run_ahead):
+    d = drive(run_ahead=run_ahead)
+    prompt = list(range(1, 22))
+    d.submit(prompt, handle=1, max_tokens=50)
+    d.step(6)
+    d.abort(1)
+    d.run()
+    d.submit(prompt, handle=2, max_tokens=2)
+    d.run().assert_clean()
+    assert d.cached[2] == 20

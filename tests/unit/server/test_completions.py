@@ -179,7 +179,7 @@ async def test_case_A6_ill_formed_bytes_are_replaced_and_the_server_lives(serve,
     assert choice["text"] == "ab\ufffd(cd\ufffdef"
 
 
-async def test_the_models_sampling_defaults_yield_to_the_request(serve):
+async def test_case_X_generation_config_defaults_hold_online_and_yield_to_the_request(serve):
     server = await serve(default_sampling={"temperature": 0.0, "top_p": 0.5, "repetition_penalty": 1.2})
     seen = []
     generate = server.service.client.generate

@@ -191,7 +191,7 @@ def test_null_is_not_given():
     assert all(getattr(decode_body(raw.encode(), ChatBody), name) is None for name in fields)
 
 
-def test_half_a_surrogate_pair_deep_inside_is_found():
+def test_case_X_lone_surrogate_half_a_pair_deep_inside_is_found():
     with pytest.raises(RequestError) as caught:
         decode_body(b'{"messages": [{"role": "user", "content": "a\\ud83d"}]}', ChatBody)
     assert caught.value.field == "messages[0].content"

@@ -73,6 +73,7 @@ def create_app(service: Service) -> Starlette:
             )
         )
     routes = ROUTES | (admin.ROUTES if options.enable_admin else {})
+    routes["GET", "/openapi.json"] = openapi.serve_document(routes)
     middleware.append(Middleware(RequestIds))
     middleware.append(Middleware(Exchanges, observers=service.observers))
     if service.keys:

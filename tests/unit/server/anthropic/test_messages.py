@@ -29,7 +29,7 @@ async def test_an_answer_has_the_shape_that_clients_expect(serve, ask, tokenizer
     assert usage["output_tokens"] == len(tokenizer.encode("It is Paris.")) + 1  # EOS was generated too
 
 
-async def test_usage_is_never_zero_and_tells_the_cached_part_apart(serve, tokenizer):
+async def test_case_X_anthropic_usage_is_never_zero_and_tells_the_cached_part_apart(serve, tokenizer):
     server = await serve("yes")
     body = {"max_tokens": 4, "messages": [{"role": "user", "content": "a long question " * 8}]}
     whole = len(tokenizer.encode_chat(body["messages"]))
