@@ -98,6 +98,18 @@ def test_white_space_around_calls_is_dropped_but_not_that_of_text(parsing: Simpl
     assert parsing.parse('\n{"x": 1}', "llama3_json").content == '\n{"x": 1}'
 
 
+def test_white_space_behind_a_call_that_is_cut_off_is_no_content(parsing: SimpleNamespace) -> None:
+    begin, middle, end = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+    answer = parsing.parse(f"{begin}f{middle}{{}}{end}\n", "deepseek_v31")
+    assert (answer.content, answer.calls) == ("", [("f", "{}")])
+
+
+def test_keys_with_space_around_them_are_still_typed(parsing: SimpleNamespace) -> None:
+    text = "<tool_call>weather\n<arg_key> days </arg_key>\n<arg_value>3</arg_value>\n<arg_key>city\n</arg_key>"
+    answer = parsing.parse(f"{text}<arg_value>42</arg_value></tool_call>", "glm45")
+    assert answer.values == [("weather", {"days": 3, "city": "42"})]
+
+
 def test_special_tokens_are_left_out_of_text_only(parsing: SimpleNamespace) -> None:
     drop = frozenset({"<|eot|>", "<|tool_call|>", "<s>"})
     answer = parsing.parse("<s>a<|eot|> b", "hermes", "qwen3", drop=drop)

@@ -69,7 +69,7 @@ def invocations(calls: str, *, prefix: str = "", style: str, value_starts: dict[
     return ToolFormat(
         opens={opening: Move(to="section")},
         states={
-            "section": State(kind="gap", marks={invoke: Move(to="name"), invoke_end: Move(to="section"), ending: END}),
+            "section": State(kind="gap", marks={invoke: Move(to="name"), invoke_end: over, ending: END}),
             "name": State(kind="name", marks={'">': Move(to="parameters")}),
             "parameters": State(kind="gap", marks={parameter: Move(to="key"), invoke_end: over, ending: END}),
             "key": State(

@@ -83,8 +83,8 @@ class ArgumentWriter:
 
     def start(self, key: str, *, is_text: bool | None = None) -> None:
         """A value begins. is_text: the model itself says whether it is text or JSON; None leaves it to the schema."""
-        types = self._parameters.types(key)
         self._key = key.strip()
+        types = self._parameters.types(self._key)
         self._types = types if is_text is None else frozenset({"string"}) if is_text else types - {"string"}
         self._raw, self._streams = "", False
 

@@ -129,8 +129,8 @@ DEEPSEEK_V3 = ToolFormat(
             marks={
                 CALL: Move(to="type"),
                 CALLS_END: Move(to="after", end=True),
-                CALL_END: Move(to="section"),
-                "```": Move(to="section"),
+                CALL_END: Move(to="section", end=True),
+                "```": Move(to="section", end=True),
             },
         ),
         "type": State(kind="gap", marks={f"function{SEPARATOR}": Move(to="name")}),
@@ -166,7 +166,7 @@ DEEPSEEK_V31 = ToolFormat(
             marks={
                 CALL: Move(to="name"),
                 CALLS_END: Move(to="after", end=True),
-                CALL_END: Move(to="section"),
+                CALL_END: Move(to="section", end=True),
             },
         ),
         "name": State(kind="name", marks={SEPARATOR: Move(to="arguments"), CALL_END: Move(to="section", end=True)}),
@@ -182,7 +182,7 @@ KIMI_K2 = ToolFormat(
             kind="gap",
             marks={
                 "<|tool_call_begin|>": Move(to="name"),
-                "<|tool_call_end|>": Move(to="section"),
+                "<|tool_call_end|>": Move(to="section", end=True),
                 "<|tool_calls_section_end|>": Move(to="after", end=True),
             },
         ),

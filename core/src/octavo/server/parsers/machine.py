@@ -98,12 +98,12 @@ class Machine:
 
     def finish(self) -> list[Event]:
         self._run(final=True)
-        if self._call is not None:
+        if (call := self._call) is not None:
             self._read_up_to("")
-            if self._call.index is None:
-                self._no_call()
-            else:
+            if call.index is not None:
                 self._end_call()
+            elif call.raw.strip():  # else it is white space behind a call
+                self._no_call()
         return self._taken()
 
     def _taken(self) -> list[Event]:
@@ -238,7 +238,7 @@ class Machine:
                     self._no_call()
                     return True
                 self._end_call()
-        self._go(to, opening="" if move.keep else mark)
+        self._go(to, opening="" if move.keep or move.end else mark)
         if (call := self._call) is not None:
             match self._state.kind:
                 case "value":
