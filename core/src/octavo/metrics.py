@@ -178,7 +178,7 @@ class EngineMetrics:
             (*LABELS, "finished_reason"),
             registry=self.registry,
         )
-        for reason in ("stop", "length", "abort", "error"):
+        for reason in ("stop", "length", "abort", "error", "repetition"):
             self._success.labels(*self.label_values, reason)
 
     def on_arrival(self, request: Request) -> None:

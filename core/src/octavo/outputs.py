@@ -19,7 +19,7 @@ class CompletionOutput:
     """One of the `n` answers of a request.
 
     logprobs: per generated token, token id -> Logprob (the chosen token and the top ones), if asked for.
-    finish_reason: "stop", "length", "abort", "error", or None while running.
+    finish_reason: "stop", "length", "repetition", "abort", "error", or None while running.
     stop_reason: the stop string or stop token id that ended it; None for EOS.
     """
 

@@ -50,6 +50,13 @@ RANGES: Mapping[str, Range] = {
 }
 """What a parameter may be by itself, whatever the others are. The server's API description says the same."""
 
+CHOICES: Mapping[str, Sequence[Any]] = {
+    "logprobs_mode": (None, *LOGPROBS_MODES),
+    "truncation_side": (None, "left", "right"),
+    "early_stopping": (False, True, "never"),
+}
+"""The same, of what is no number."""
+
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Parameters of one request. Raises RequestError naming the field when a value is out of range.
@@ -162,8 +169,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     def _check(self) -> None:
         for name, limits in RANGES.items():
             value = getattr(self, name)
-            if value is None and limits.optional:
-                continue
+            if value is DEFAULTS[name] or (value is None and limits.optional):
+                continue  # requests leave most as they are, and each is checked wherever it arrives
             if limits.kind is int:
                 integer(value, name, low=limits.low, high=limits.high)
             else:
@@ -178,7 +185,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 integer(token, name, low=0)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise RequestError("allowed_token_ids must not be empty", field="allowed_token_ids")
-        if not isinstance(self.structured_outputs, StructuredOutputs | None):
+        if self.structured_outputs is not None and not isinstance(self.structured_outputs, StructuredOutputs):
             raise RequestError(
                 f"structured_outputs must be StructuredOutputs, not {type(self.structured_outputs).__name__}",
                 field="structured_outputs",
@@ -198,16 +205,17 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         self._check_extras()
 
     def _check_extras(self) -> None:
-        one_of(self.logprobs_mode, "logprobs_mode", (None, *LOGPROBS_MODES))
-        one_of(self.truncation_side, "truncation_side", (None, "left", "right"))
-        one_of(self.early_stopping, "early_stopping", (False, True, "never"))
+        for name, choices in CHOICES.items():
+            if (value := getattr(self, name)) is not DEFAULTS[name]:
+                one_of(value, name, choices)
         if len(self.logprob_token_ids or ()) > MAX_LOGPROB_TOKEN_IDS:
             raise RequestError(
                 f"logprob_token_ids may hold at most {MAX_LOGPROB_TOKEN_IDS} ids", field="logprob_token_ids"
             )
-        if not isinstance(self.repetition_detection, RepetitionDetectionParams | None):
+        wanted = self.repetition_detection
+        if wanted is not None and not isinstance(wanted, RepetitionDetectionParams):
             raise RequestError(
-                f"repetition_detection must be RepetitionDetectionParams, not {self.repetition_detection!r}",
+                f"repetition_detection must be RepetitionDetectionParams, not {wanted!r}",
                 field="repetition_detection",
             )
         if self.truncate_prompt_tokens == 0:
@@ -216,9 +224,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             raise RequestError(f"best_of ({self.best_of}) must be at least n ({self.n})", field="best_of")
         if self.best_of not in (None, self.n) and not self.use_beam_search:
             raise RequestError("best_of other than n needs use_beam_search", field="best_of")
-        if not isinstance(self.extra_args, dict | None):
-            raise RequestError(f"extra_args must be an object, not {self.extra_args!r}", field="extra_args")
-        plain(self.extra_args, "extra_args")
+        if self.extra_args is not None:
+            if not isinstance(self.extra_args, dict):
+                raise RequestError(f"extra_args must be an object, not {self.extra_args!r}", field="extra_args")
+            plain(self.extra_args, "extra_args")
 
     @property
     def greedy(self) -> bool:
@@ -234,6 +243,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         for name in ("logprobs", "prompt_logprobs"):
             if (getattr(self, name) or 0) > vocab_size:
                 raise RequestError(f"{name} exceeds the vocabulary of {vocab_size}", field=name)
+
+
+DEFAULTS: Mapping[str, Any] = {field.name: field.default for field in msgspec.structs.fields(SamplingParams)}
 
 
 def integer(value: Any, field: str, *, low: float | None = None, high: float | None = None) -> None:
