@@ -19,7 +19,9 @@ from octavo.errors import RequestError
 from octavo.outputs import CompletionOutput, Logprob, RequestOutput
 from octavo.sampling.params import SamplingParams
 from octavo.server.messages import count_characters
+from octavo.server.parsers.detect import GENERIC
 from octavo.server.parsers.events import Content, Event
+from octavo.server.plain_tools import in_words, shows_tools
 from octavo.server.reading import SWITCHES, ChoiceReader, plan
 from octavo.server.service import Rendered, Service
 
@@ -119,10 +121,18 @@ async def render(service: Service, conversation: Conversation) -> list[int]:
 async def render_text(service: Service, conversation: Conversation) -> Rendered:
     """The prompt. Raises RequestError."""
     template = conversation.template
+    messages = conversation.messages
+    tools = [tool_json(tool) for tool in conversation.offered_tools]
+    if (
+        tools
+        and service.format.tool_name == GENERIC
+        and not shows_tools(service.template_source(template.chat_template))
+    ):
+        messages = in_words(messages, tools)
     return await service.render_chat(
-        conversation.messages,
-        num_characters=count_characters(conversation.messages),
-        tools=[tool_json(tool) for tool in conversation.offered_tools] or None,
+        messages,
+        num_characters=count_characters(messages),
+        tools=tools or None,
         documents=template.documents,
         add_generation_prompt=template.add_generation_prompt,
         continue_final_message=template.continue_final_message,

@@ -178,6 +178,14 @@ class Service:
             )
         return await asyncio.to_thread(work)
 
+    def template_source(self, asked: str | None) -> str:
+        """The source of the chat template that a request with tools uses. asked: its own, or the name of one of the
+        model's. Empty if there is none, which rendering will refuse."""
+        template = self.tokenizer.chat_template
+        if template is None:
+            return asked or ""
+        return template.source(tools=True) if asked is None else template.templates.get(asked, asked)
+
     @cached_property
     def format(self) -> Format:
         """How the model writes tool calls and reasoning. Raises ConfigError for a parser that does not exist."""
