@@ -60,11 +60,11 @@ def parameters(stops: list[int]) -> list[SamplingParams]:
     shared: dict[str, Any] = {"stop_token_ids": stops, "max_tokens": 14, "detokenize": False}
     return [
         SamplingParams(temperature=0.0, **shared),
-        SamplingParams(temperature=0.9, seed=1, **shared),
+        SamplingParams(temperature=0.9, seed=1, **(shared | {"max_tokens": 3})),
         SamplingParams(temperature=0.0, repetition_penalty=1.3, frequency_penalty=0.2, **shared),
         SamplingParams(temperature=0.8, seed=2, top_p=0.9, top_k=40, logprobs=2, **shared),
-        SamplingParams(temperature=0.0, min_tokens=6, **shared),
-        SamplingParams(temperature=1.1, seed=3, **(shared | {"max_tokens": 3})),
+        SamplingParams(temperature=0.8, seed=4, top_k=9, logprobs=2, logprobs_mode="processed_logits", **shared),
+        SamplingParams(temperature=0.0, min_tokens=6, logprob_token_ids=(7, 9), **shared),
     ]
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from octavo.engine.door import THINKING
 from octavo.outputs import CompletionOutput
 from octavo.sampling.params import SamplingParams
 from octavo.server.parsers.events import (
@@ -28,6 +29,7 @@ from octavo.server.parsers.events import (
     ToolCallStart,
 )
 from octavo.server.parsers.registry import Format, make_parser
+from octavo.server.thinking_budget import in_marks_of
 from octavo.server.tool_choice import enforce
 
 if TYPE_CHECKING:
@@ -118,11 +120,15 @@ def plan(service: Service, conversation: Conversation, prompt: str) -> Reading:
     )
     if not (tools or format.has_reasoning or params.structured_outputs):  # most chats of models that do not reason
         return Reading(params=params, make=None)
+    start = make()
+    if params.thinking_token_budget is not None and THINKING in service.info.logits_processors:
+        encode = partial(service.tokenizer.encode, add_special_tokens=False)
+        params = in_marks_of(format, params, in_reasoning=start.in_reasoning, encode=encode)
     params = enforce(
         params,
         format,
         conversation,
-        start=make(),
+        start=start,
         level=service.options.tool_strict_level,
         tokenizer=service.tokenizer,
     )
