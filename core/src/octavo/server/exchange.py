@@ -57,6 +57,12 @@ class Exchange:
             self.key.leave()
             self._entered = False
 
+    def hand_over(self) -> Exchange:
+        """Another exchange, for work that goes on when the response has ended; it holds what this one has entered."""
+        other = Exchange(request_id=self.request_id, method=self.method, path=self.path, key=self.key, trace=self.trace)
+        other.model, other._entered, self._entered = self.model, self._entered, False
+        return other
+
     def on_prompt(self, output: RequestOutput) -> None:
         """The first news of one of its prompts."""
         count = len(output.prompt_token_ids)

@@ -114,7 +114,7 @@ def to_conversation(body: CountTokensBody, request_id: str) -> Conversation:
     thinks = wants_thinking(body.thinking)
     return Conversation(
         messages=messages,
-        params=SamplingParams(),
+        params=SamplingParams(max_tokens=None),
         tools=tools,
         tool_choice=CHOICES[choice.type] if choice else "auto",
         tool_name=choice.name if choice and choice.type == "tool" else None,

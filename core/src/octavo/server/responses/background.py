@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 
 from octavo.server.errors import ApiError, as_api_error
+from octavo.server.exchange import Exchange, current
 from octavo.server.responses.answers import End, Event, Response
 from octavo.server.responses.events import Events, ResponseWriter
 
@@ -40,7 +41,10 @@ class Run:
     def start(self, events: Events, save: Save, *, runs: dict[str, Run]) -> None:
         """Let the events come, and stand among the runs until the last one has."""
         runs[self.response.id] = self
-        self._task = asyncio.create_task(self._drive(events, save, runs))
+        # The key's limits count it until it is over, not until its request is.
+        asked = current.get()
+        exchange = None if asked is None else asked.hand_over()
+        self._task = asyncio.create_task(self._drive(events, save, runs, exchange))
 
     async def stop(self, reason: ApiError | None = None) -> Response:
         """Cancel it, or let it fail for a reason; and wait until its end is stored. One that is at its end goes on."""
@@ -61,7 +65,8 @@ class Run:
                 return
             await self._news.wait()
 
-    async def _drive(self, events: Events, save: Save, runs: dict[str, Run]) -> None:
+    async def _drive(self, events: Events, save: Save, runs: dict[str, Run], exchange: Exchange | None) -> None:
+        current.set(exchange)
         try:
             async with aclosing(events):
                 async for event in events:
@@ -76,6 +81,8 @@ class Run:
             del runs[self.response.id]
             self._over = True
             self._news.set()
+            if exchange is not None:
+                exchange.leave()
 
     async def _break_off(self, save: Save, error: ApiError | None) -> None:
         """End before the answer does. error: why it failed; None if it was cancelled."""

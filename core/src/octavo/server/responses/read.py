@@ -86,7 +86,7 @@ def to_conversation(
     max_tokens = service.info.default_sampling.get("max_tokens")
     return Conversation(
         messages=turns.messages,
-        params=SamplingParams(),
+        params=SamplingParams(max_tokens=None),
         tools=use.tools,
         tool_choice=use.choice,
         tool_name=use.name,

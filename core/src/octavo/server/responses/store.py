@@ -70,8 +70,7 @@ class ResponseStore:
     def __init__(self, path: str | None, *, max_bytes: int, max_age: float) -> None:
         self.max_bytes = max_bytes
         self.max_age = max_age
-        self._connection = open_database(path)
-        self._size = int(self._connection.execute("SELECT total(size) FROM responses").fetchone()[0])
+        self._connection, self._size = open_database(path)
         # No thread is started before the first use.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="response-store")
 
@@ -171,8 +170,9 @@ class ResponseStore:
         return freed > 0
 
 
-def open_database(path: str | None) -> sqlite3.Connection:
-    """A connection to the file, which is made if it is missing. Raises ConfigError naming the flag."""
+def open_database(path: str | None) -> tuple[sqlite3.Connection, int]:
+    """A connection to the file, which is made if it is missing, and the size of its records. Raises ConfigError naming
+    the flag."""
     connection = None
     try:
         connection = sqlite3.connect(path or ":memory:", timeout=1.0, check_same_thread=False)
@@ -187,7 +187,7 @@ def open_database(path: str | None) -> sqlite3.Connection:
         elif version != VERSION:
             raise ConfigError(f"--response-store {path}: its version is {version}, this server reads {VERSION}")
         connection.commit()
-        connection.execute("SELECT count(*) FROM responses")
+        (size,) = connection.execute("SELECT total(size) FROM responses").fetchone()
     except (sqlite3.Error, ConfigError) as error:
         if connection is not None:
             connection.close()
@@ -195,4 +195,4 @@ def open_database(path: str | None) -> sqlite3.Connection:
             raise
         hint = "is another server using it?" if "locked" in str(error) else "choose another file, or move this away"
         raise ConfigError(f"--response-store {path}: {error}; {hint}") from None
-    return connection
+    return connection, int(size)
