@@ -80,6 +80,17 @@ def test_arguments_before_the_name_and_as_a_string_are_read(parsing: SimpleNames
         assert parsing.parse(f"<tool_call>{body}</tool_call>", "hermes").values == [("f", {"a": "b"})]
 
 
+def test_of_several_arguments_the_first_count(parsing: SimpleNamespace) -> None:
+    body = '{"name": "f", "arguments": {"a": 1}, "parameters": {"b": 2}, "arguments": "x", "name": "g"}'
+    assert parsing.parse(f"<tool_call>{body}</tool_call>", "hermes").values == [("f", {"a": 1})]
+    assert parsing.parse(body.replace('"name": "f", ', ""), "llama3_json").values == [("g", {"a": 1})]
+
+
+def test_an_id_between_name_and_arguments_is_passed_over(parsing: SimpleNamespace) -> None:
+    answer = parsing.parse('[TOOL_CALLS]f[CALL_ID]abcdefghi[ARGS]{"a": 1}', "mistral")
+    assert (answer.values, answer.content) == ([("f", {"a": 1})], "")
+
+
 def test_missing_or_null_arguments_are_empty(parsing: SimpleNamespace) -> None:
     for body in ('{"name": "f"}', '{"name": "f", "arguments": null}', '{"arguments": null, "name": "f"}'):
         assert parsing.parse(f"<tool_call>{body}</tool_call>", "hermes").calls == [("f", "{}")]

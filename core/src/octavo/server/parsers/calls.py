@@ -36,7 +36,7 @@ class EnvelopeReader:
 
     strict: nothing but the text itself says that it is a call. Then other keys make it none, and it is certain only
     when the arguments begin. Otherwise the name is enough, and other keys are passed over.
-    Arguments that are a string of JSON are taken out of it.
+    Arguments that are a string of JSON are taken out of it. Of several names or arguments the first count.
     """
 
     def __init__(self, *, strict: bool) -> None:
@@ -50,6 +50,7 @@ class EnvelopeReader:
         self._name: str | None = None
         self._early = ""  # arguments that came before the name
         self._has_arguments = False
+        self._is_arguments = False  # the value at hand
         self._whole = False  # the value is given out when it is complete
 
     def feed(self, text: str) -> tuple[str, str]:
@@ -80,7 +81,8 @@ class EnvelopeReader:
                 self._expects = "value"
             case "value", _:
                 self._whole = char != "{"
-                if self._key in ARGUMENT_KEYS:
+                self._is_arguments = self._key in ARGUMENT_KEYS and not self._has_arguments
+                if self._is_arguments:
                     self._has_arguments = True
                     self._announce()
                 self._start_part()
@@ -89,7 +91,8 @@ class EnvelopeReader:
             case (("comma" | "key"), "}"):
                 if self._name is None or (self._strict and not self._has_arguments):
                     return False
-                self.name, self.done = self._name, True
+                self._announce()
+                self.done = True
             case _:
                 return False
         return True
@@ -98,8 +101,7 @@ class EnvelopeReader:
         self._scanner, self._read = JsonScanner(), ""
 
     def _scanned(self, piece: str) -> str:
-        is_arguments = self._expects == "value" and self._key in ARGUMENT_KEYS
-        if not is_arguments or self._whole or self.name is None:
+        if self._expects != "value" or not self._is_arguments or self._whole or self.name is None:
             self._read += piece
             return ""
         return piece
@@ -122,7 +124,7 @@ class EnvelopeReader:
                 self._announce()
                 early, self._early = self._early, ""
                 return early
-        elif self._key in ARGUMENT_KEYS:
+        elif self._is_arguments:
             read = "" if read == "null" else unquoted(read) if read.startswith('"') else read
             if self.name is not None:
                 return read
@@ -130,11 +132,12 @@ class EnvelopeReader:
         return ""
 
     def _announce(self) -> None:
-        self.name = self._name
+        if self.name is None:
+            self.name = self._name
 
     def close(self) -> str:
         self.done = True
-        if self._scanner is None or self._expects != "value" or self._key not in ARGUMENT_KEYS:
+        if self._scanner is None or self._expects != "value" or not self._is_arguments:
             return self._early
         rest = self._scanner.close()
         return unquoted(self._read + rest, cut_off=True) if self._whole else rest

@@ -86,7 +86,15 @@ MISTRAL = ToolFormat(
     opens={"[TOOL_CALLS]": Move(to="opened")},
     states={
         "opened": State(kind="gap", marks={"[": ITEM, "{": OBJECT}, otherwise="name"),
-        "name": State(kind="name", marks={"[ARGS]": Move(to="arguments"), "{": Move(to="arguments", keep=True)}),
+        "name": State(
+            kind="name",
+            marks={
+                "[ARGS]": Move(to="arguments"),
+                "[CALL_ID]": Move(to="number"),
+                "{": Move(to="arguments", keep=True),
+            },
+        ),
+        "number": State(kind="key", marks={"[ARGS]": Move(to="arguments")}),  # the model's own id is not used
         "arguments": State(kind="arguments", then="after"),
         "object": OBJECT_STATE,
         **LIST,
