@@ -113,7 +113,7 @@ def test_products_in_fp8_are_tried_on_both_sides_of_the_matrix_unit(monkeypatch:
         monkeypatch.setattr(module, f"_{name}_kernel", kernels[name])
     kernel = CompileAhead(Card()).linear(Fp8Linear)()
     kernel.prepare({"weight": torch.randn(64, 32)}, replace(LINEAR, scheme=SCHEME), Card())
-    assert {name: len(kernel.compiled) for name, kernel in kernels.items()} == {"gemv": 4, "skinny": 2, "quantize": 1}
+    assert {name: len(kernel.compiled) for name, kernel in kernels.items()} == {"gemv": 4, "skinny": 3, "quantize": 3}
     assert not any(kernel.launched for kernel in kernels.values())
 
 

@@ -24,7 +24,7 @@ FIRST = ("prefetch.global.L2", "griddepcontrol.wait", "ld.global", "cp.async")
 """Where each first occurs tells what happens before the kernel waits for the one before it."""
 
 
-def cases(overlap: Overlap) -> Iterator[tuple[str, Callable[[], object]]]:
+def cases(overlap: Overlap, *, fp8: bool) -> Iterator[tuple[str, Callable[[], object]]]:
     def zeros(*size: int) -> torch.Tensor:
         return torch.zeros(size, dtype=torch.bfloat16)
 
@@ -59,6 +59,15 @@ def cases(overlap: Overlap) -> Iterator[tuple[str, Callable[[], object]]]:
                     zeros(r, 1024), wide, zeros(1024), gate=g, config=c, overlap=overlap
                 ),
             )
+            if fp8:
+                x, w = zeros(rows, 1024).to(torch.float8_e4m3fn), wide.to(torch.float8_e4m3fn)
+                scales = torch.zeros(rows), torch.zeros(1024)
+                yield (
+                    f"skinny fp8 {rows} {gate}",
+                    lambda x=x, w=w, s=scales, g=gate, c=cut: skinny.skinny(
+                        x, w, scale=s[1], x_scale=s[0], out_dtype=torch.bfloat16, gate=g, config=c, overlap=overlap
+                    ),
+                )
     yield "skinny odd", lambda: skinny.skinny(zeros(20, 776), narrow, overlap=overlap)
     yield "add_rms_norm", lambda: norm.add_rms_norm(zeros(4, 1024), zeros(4, 1024), zeros(1024), 1e-6, overlap=overlap)
     yield "act_and_mul", lambda: activation.act_and_mul(zeros(4, 1024), "silu", overlap=overlap)
@@ -68,7 +77,7 @@ def main(target: str, platform: str = "") -> None:
     overlap = importlib.import_module(f"{platform}.overlap").overlap_for((9, 0)) if platform else IN_ORDER
     launches: list[ahead.Launch] = []
     ahead.catch_launches(launches)
-    for name, call in cases(overlap):
+    for name, call in cases(overlap, fp8=target == "sm_90"):
         launches.clear()
         call()
         for _, source, options in launches:

@@ -58,6 +58,26 @@ def test_a_weight_in_fp8_counts_with_its_rows_scales(cut: tuple[int, int, int, i
         close(ours, expected if gate is None else act_and_mul(expected, gate), "float32")
 
 
+@pytest.mark.parametrize("gate", [None, "silu"])
+@pytest.mark.parametrize("num_rows", [1, 9, 33])
+@pytest.mark.parametrize("cut", CUTS)
+def test_both_sides_may_be_fp8(cut: tuple[int, int, int, int, int], num_rows: int, gate: str | None) -> None:
+    n, k, block_n, block_k, programs = cut
+    x, w = (gaussian(rows, k, seed=rows, scale=0.2).to(torch.float8_e4m3fn) for rows in (num_rows, n))
+    x_scale, scale = gaussian(num_rows, seed=3).abs(), gaussian(n, seed=4).abs()
+    expected = F.linear(x.float() * x_scale[:, None], w.float() * scale[:, None])
+    ours = skinny.skinny(
+        x,
+        w,
+        scale=scale,
+        x_scale=x_scale,
+        out_dtype=torch.float32,
+        gate=gate,
+        config=SkinnyConfig(block_n=block_n, block_k=block_k, programs=programs),
+    )
+    close(ours, expected if gate is None else act_and_mul(expected, gate), "float32")
+
+
 def test_the_default_cut_takes_up_to_128_rows_and_odd_sizes() -> None:
     for num_rows, n, k in ((128, 70, 90), (17, 33, 20)):
         x, w = gaussian(num_rows, k, seed=1), gaussian(n, k, seed=2)

@@ -88,6 +88,7 @@ def _skinny_kernel(
     x_ptr,
     w_ptr,
     scale_ptr,
+    x_scale_ptr,
     bias_ptr,
     y_ptr,
     partials_ptr,
@@ -157,6 +158,9 @@ def _skinny_kernel(
         if done:
             if scale_ptr is not None:
                 acc *= tl.load(scale_ptr + row)[:, None]
+            if x_scale_ptr is not None:
+                m = tl.arange(0, ROWS)
+                acc *= tl.load(x_scale_ptr + m, mask=m < M, other=0.0)[None, :]
             store_outputs(acc, row, bias_ptr, y_ptr, block, M, N, ROWS, BLOCK_N, GATE)
 
 
@@ -165,13 +169,16 @@ def padded_rows(num_rows: int) -> int:
     return max(MIN_ROWS, 1 << (num_rows - 1).bit_length())
 
 
-def default_config(num_out: int, num_in: int, num_rows: int, *, num_cores: int = 132) -> SkinnyConfig:
-    """A sane cut for a shape that nobody tuned. num_cores: multiprocessors of the chip.
+def default_config(
+    num_out: int, num_in: int, num_rows: int, *, num_cores: int = 132, itemsize: int = 2
+) -> SkinnyConfig:
+    """A sane cut for a shape that nobody tuned. num_cores: multiprocessors of the chip. itemsize: bytes of a value.
 
-    x is read once for every BLOCK_N rows of W, through the same cache: tiles have at least twice as many rows as it.
+    x is read once for every BLOCK_N rows of W, through the same cache: where it is wide, tiles have twice as many rows.
+    In fp8 the same bytes hold twice as much of x, and tiles that are long in K measured faster than tall ones.
     """
-    block_n = 128 if num_rows > 32 else 64
-    block_k = min(128 if num_rows <= 32 else 64, max(16, triton.next_power_of_2(num_in)))
+    block_n = 128 if num_rows > 32 and itemsize > 1 else 64
+    block_k = min((256 if block_n == 64 else 128) // itemsize, max(16, triton.next_power_of_2(num_in)))
     tiles = triton.cdiv(num_out, block_n) * triton.cdiv(num_in, block_k)
     return SkinnyConfig(
         block_n=block_n, block_k=block_k, programs=min(tiles, num_cores), num_warps=4 if block_n == 64 else 8
@@ -195,22 +202,25 @@ def skinny(
     bias: Tensor | None = None,
     *,
     scale: Tensor | None = None,
+    x_scale: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
     gate: str | None = None,
     config: SkinnyConfig | None = None,
     counters: Tensor | None = None,
     overlap: Overlap = IN_ORDER,
 ) -> Tensor:
     """x W^T + b: x [M, K] with M <= 128, weight [N, K], rows contiguous inside; a new [M, N] in x's dtype, summed in
-    float32. scale: float32 [N], of a weight in float8_e4m3fn. gate: a kind of `act_and_mul`, applied to the result:
-    [M, N / 2]. config: default `default_config`. counters: from `gemv.make_counters`; None: zeroed for this product."""
+    float32. scale: float32 [N], of a weight in fp8. x_scale: float32 [M], of an x in fp8 too; then out_dtype says what
+    the result is in. gate: a kind of `act_and_mul`, applied to the result: [M, N / 2]. config: default
+    `default_config`. counters: from `gemv.make_counters`; None: zeroed for this product."""
     assert x.stride(1) == weight.stride(1) == 1, "rows are read in order"
     num_rows, num_in = x.shape
     num_out = weight.shape[0]
     assert num_rows <= MAX_ROWS, f"{num_rows} rows; the kernel takes up to {MAX_ROWS}"
-    y = torch.empty((num_rows, num_out // 2 if gate else num_out), dtype=x.dtype, device=x.device)
+    y = torch.empty((num_rows, num_out // 2 if gate else num_out), dtype=out_dtype or x.dtype, device=x.device)
     if num_rows == 0:
         return y
-    config = config or default_config(num_out, num_in, num_rows)
+    config = config or default_config(num_out, num_in, num_rows, itemsize=x.element_size())
     blocks, tiles_k = triton.cdiv(num_out, config.block_n), triton.cdiv(num_in, config.block_k)
     programs, rows = min(config.programs, blocks * tiles_k), padded_rows(num_rows)
     parts, partials = most_parts(tiles_k, blocks, programs), None
@@ -223,6 +233,7 @@ def skinny(
         x,
         weight,
         scale,
+        x_scale,
         bias,
         y,
         partials,
