@@ -2,7 +2,8 @@
 
     python scripted_server.py '{"port": 0, ...ServerOptions}' '{"delay": 0.01, ...}'
 
-Prints one JSON line when it serves. Every prompt is answered with its own first token for ever.
+Prints one JSON line when it serves, and another at each SIGUSR1. Every prompt is answered with its own first token
+for ever.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import sys
 
 import uvloop
@@ -60,7 +62,13 @@ def build(config: EngineConfig) -> tuple[EngineLoop, ModelInfo]:
 
 
 def announce(service: Service, url: str) -> None:
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, tell_tasks)
     print(json.dumps({"url": url, "engine": service.client._transport.pid, "grpc": service.grpc_address}), flush=True)
+
+
+def tell_tasks() -> None:
+    """Say how many tasks there are, so that a test sees those that are never done."""
+    print(json.dumps({"tasks": len(asyncio.all_tasks())}), flush=True)
 
 
 if __name__ == "__main__":
