@@ -10,6 +10,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+import trustme
 from google.protobuf import descriptor_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -279,6 +280,25 @@ async def test_many_streams_at_once_get_only_their_own_tokens(serve, connect):
 
     answers = await asyncio.gather(*(ask(own) for own in range(40, 72)))
     assert answers == [[own] * 20 + [2] for own in range(40, 72)]
+
+
+async def test_with_a_certificate_only_tls_is_served(serve, tmp_path):
+    authority = trustme.CA()
+    certificate = authority.issue_cert("127.0.0.1")
+    pem, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    certificate.private_key_pem.write_to_path(str(key))
+    pem.write_bytes(b"".join(part.bytes() for part in certificate.cert_chain_pems))
+    server = await serve(options=options(ssl_certfile=str(pem), ssl_keyfile=str(key)))
+    listener = GrpcListener(server.service.options)
+    await listener.start(server.service)
+    trusted = grpc.ssl_channel_credentials(authority.cert_pem.bytes())
+    async with grpc.aio.secure_channel(listener.address, trusted) as channel:
+        assert (await OctavoStub(channel).GenerateUnary(pb.GenerateRequest(text="x"))).outputs
+    async with grpc.aio.insecure_channel(listener.address) as channel:
+        await refused(OctavoStub(channel).GenerateUnary(pb.GenerateRequest(text="x")), Code.UNAVAILABLE)
+    await listener.stop(0)
+    with pytest.raises(ConfigError, match="--ssl-keyfile-password"):
+        GrpcListener(options(ssl_certfile=str(pem), ssl_keyfile=str(key), ssl_keyfile_password="x"))
 
 
 async def test_a_port_in_use_is_an_error_that_names_the_flag():

@@ -43,6 +43,9 @@ MAX_DEATHS, DEATH_WINDOW_S = 3, 600.0
 """An engine that dies this often within the window is not restarted again: something is wrong with it."""
 MAX_SOCKET_PATH = 100
 EXIT_TERMINATED = 128 + signal.SIGTERM
+KEEP_ALIVE_S = 75
+"""How long an idle connection stays open: longer than clients and proxies commonly keep theirs, since a request that
+meets the closing of its connection fails at the client."""
 FLUSH_S = 5.0
 """What responses get to be written out after the last request has ended."""
 
@@ -135,6 +138,7 @@ class HttpServer(uvicorn.Server):
             access_log=False,  # our own says more
             lifespan="off",
             server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=int(options.shutdown_timeout + FLUSH_S) + 1,
         )
         super().__init__(config)

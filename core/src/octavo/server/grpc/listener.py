@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import grpc
 from grpc_health.v1 import health_pb2_grpc
@@ -45,6 +46,19 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         return grpc.unary_unary_rpc_method_handler(refuse)
 
 
+def credentials(options: ServerOptions) -> grpc.ServerCredentials:
+    """TLS with the files that HTTPS has. Raises ConfigError for a key that only a password opens."""
+    if options.ssl_keyfile_password is not None:
+        raise ConfigError("--grpc-port takes no --ssl-keyfile-password: give it a key that is not encrypted")
+    assert options.ssl_certfile is not None
+    certificate = Path(options.ssl_certfile).read_bytes()
+    key = Path(options.ssl_keyfile or options.ssl_certfile).read_bytes()
+    authorities = Path(options.ssl_ca_certs).read_bytes() if options.ssl_ca_certs is not None else None
+    return grpc.ssl_server_credentials(
+        [(key, certificate)], authorities, require_client_auth=options.ssl_cert_reqs == "required"
+    )
+
+
 class GrpcListener:
     """A bound gRPC server. `start` serves a service, `stop` ends it; `address` is where it listens."""
 
@@ -62,7 +76,10 @@ class GrpcListener:
         )
         host = f"[{options.host}]" if ":" in options.host else options.host
         try:
-            port = self._server.add_insecure_port(f"{host}:{options.grpc_port}")
+            if options.ssl_certfile is None:
+                port = self._server.add_insecure_port(f"{host}:{options.grpc_port}")
+            else:
+                port = self._server.add_secure_port(f"{host}:{options.grpc_port}", credentials(options))
         except RuntimeError as error:
             raise ConfigError(
                 f"cannot listen on {host}:{options.grpc_port} ({error}); choose another --host or --grpc-port"
