@@ -8,10 +8,10 @@ PROJECTS = core/pyproject.toml plugins/cpu/pyproject.toml plugins/cuda/pyproject
 TEST_ENV = OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-slow test-kit test-dist check format dist docs clean
+.PHONY: help demo serve test test-slow test-browser test-kit test-dist check format dist docs clean
 
 help:  ## list the commands
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */|/' | awk -F'|' '{printf "make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */|/' | awk -F'|' '{printf "make %-12s %s\n", $$1, $$2}'
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit("Octavo needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'
@@ -34,10 +34,13 @@ serve: $(VENV)/.demo  ## install and leave a server of the demo model running
 	$(BIN)/octavo serve
 
 test: $(VENV)/.dev  ## run the tests (under 15 minutes on two cores)
-	$(TEST_ENV) $(BIN)/python -m pytest -m "not slow and not dist"
+	$(TEST_ENV) $(BIN)/python -m pytest -m "not slow and not dist" --ignore tests/browser
 
 test-slow: $(VENV)/.dev  ## run the slow tests: load, long comparisons, real models at length
-	$(TEST_ENV) $(BIN)/python -m pytest -m slow
+	$(TEST_ENV) $(BIN)/python -m pytest -m slow --ignore tests/browser
+
+test-browser: $(VENV)/.dev  ## test the page at / (wants Debian's chromium and Node.js 20)
+	$(TEST_ENV) $(BIN)/python -m pytest tests/browser
 
 test-kit: $(VENV)/.dev  ## run the conformance kit on the platforms that need no hardware
 	@mkdir -p build

@@ -40,7 +40,9 @@ async def test_a_file_that_the_browser_has_is_not_sent_again(serve):
     assert other.status_code == 200
 
 
-@pytest.mark.parametrize("path", ["/page/", "/page/none.js", "/page/index.html", "/page/../app.py", "/page/%2e%2e/app.py"])
+@pytest.mark.parametrize(
+    "path", ["/page/", "/page/none.js", "/page/index.html", "/page/../app.py", "/page/%2e%2e/app.py"]
+)
 async def test_what_is_no_file_of_the_page_is_404_in_the_usual_shape(serve, path):
     server = await serve()
     response = await server.get(path)

@@ -1,1 +1,1 @@
-"""The page at `/`: a playground over the server's own API, in plain HTML, CSS and ES modules (`static/`), no build step."""
+"""The page at `/`: a playground over the server's own API, in plain HTML, CSS and ES modules (`static/`)."""

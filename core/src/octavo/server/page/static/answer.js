@@ -28,6 +28,8 @@ export class AnswerView {
     this.live = live;
     this.results = results;
     this.number = number;
+    // What came before this view was drawn has been told already.
+    if (live) this.#spoken = Math.max(0, parseMarkdown(answer.content).length - 1);
     this.#asTokens = answer.tokens.length > 0 || live;
     this.body = element("div", { class: "answer-body" });
     this.head = element("div", { class: "answer-head" }, element("h3", { class: "who" }, answer.model || "Answer"));

@@ -120,30 +120,32 @@ async function ask() {
   const conversation = current;
   const answer = newAnswer(chosen);
   clearProblems();
-  let body;
+  let body = null;
+  let problem = null;
   try {
     body = requestBody(conversation, chosen);
   } catch (error) {
     if (!(error instanceof Failure)) throw error;
-    fail(answer, error);
+    problem = error;
   }
   conversation.updated = Date.now();
   conversation.messages.push(answer);
   const stopper = new AbortController();
-  if (body) runs.set(conversation.id, { conversation, abort: () => stopper.abort() });
+  if (!problem) runs.set(conversation.id, { conversation, abort: () => stopper.abort() });
   save(conversation);
   draw();
   byId("reading").scrollTop = byId("reading").scrollHeight;
-  if (body) {
-    const onChange = () => {
-      if (answer.finish !== null) runs.delete(conversation.id);
-      if (current === conversation) redraw(answer);
-    };
-    await run(answer, body, { key: apiKey(), signal: stopper.signal, onChange });
-    if (loadConversations().some(({ id }) => id === conversation.id)) save(conversation);
-    if (current === conversation) drawButtons();
-    drawList();
-  }
+  const onChange = () => {
+    if (answer.finish !== null) runs.delete(conversation.id);
+    if (current === conversation) redraw(answer);
+  };
+  if (problem) {
+    fail(answer, problem);
+    onChange();
+  } else await run(answer, body, { key: apiKey(), signal: stopper.signal, onChange });
+  if (loadConversations().some(({ id }) => id === conversation.id)) save(conversation);
+  if (current === conversation) drawButtons();
+  drawList();
   const control = answer.error && controlOf(answer.error.status === 401 ? "api_key" : answer.error.field);
   if (control) showProblem(control, answer.error.message);
 }

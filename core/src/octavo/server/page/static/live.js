@@ -12,6 +12,7 @@ const WIDTH = 240;
 const HEIGHT = 40;
 
 let readings = [];
+let asking = false;
 
 export function startLive() {
   poll();
@@ -20,7 +21,8 @@ export function startLive() {
 }
 
 async function poll() {
-  if (document.hidden || !isOpen("settings")) return;
+  if (asking || document.hidden || !isOpen("settings")) return;
+  asking = true;
   const note = byId("live-note");
   try {
     const text = await readMetrics(apiKey(), AbortSignal.timeout(3 * INTERVAL_MS));
@@ -34,6 +36,8 @@ async function poll() {
     note.hidden = false;
     for (const id of ["speed", "running", "waiting", "kv", "hits"]) byId(`live-${id}`).textContent = "–";
     draw([]);
+  } finally {
+    asking = false;
   }
 }
 

@@ -121,7 +121,9 @@ export function showProblem(control, message) {
   const id = `${control.id}-problem`;
   control.setAttribute("aria-invalid", "true");
   control.setAttribute("aria-describedby", id);
-  control.closest("label").append(element("span", { id, class: "problem" }, message));
+  // Hidden from the field's name, which its label makes; told as its description.
+  const place = control.closest("label") ?? control.parentElement;
+  place.append(element("span", { id, class: "problem", "aria-hidden": "true" }, message));
 }
 
 function clearProblem(control) {

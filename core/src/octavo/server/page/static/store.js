@@ -31,7 +31,7 @@ export function saveConversation(conversation) {
   const key = CONVERSATION + conversation.id;
   if (write(key, conversation)) return true;
   // Probabilities are most of the bytes and the least of the loss.
-  const messages = conversation.messages.map(({ tokens, ...rest }) => rest);
+  const messages = conversation.messages.map((message) => (message.tokens ? { ...message, tokens: [] } : message));
   return write(key, { ...conversation, messages });
 }
 
