@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from octavo.beam_search import BeamSearchParams
     from octavo.errors import OctavoError
     from octavo.llm import LLM
     from octavo.outputs import CompletionOutput, Logprob, RequestOutput
@@ -19,6 +20,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "LLM": "octavo.llm",
     "SamplingParams": "octavo.sampling.params",
+    "BeamSearchParams": "octavo.beam_search",
     "RequestOutput": "octavo.outputs",
     "CompletionOutput": "octavo.outputs",
     "Logprob": "octavo.outputs",
@@ -27,6 +29,7 @@ _HOMES = {
 
 __all__ = [
     "LLM",
+    "BeamSearchParams",
     "CompletionOutput",
     "Logprob",
     "OctavoError",

@@ -104,4 +104,4 @@ async def test_a_dead_engine_fails_the_request_and_no_beam_stays(serve):
     server = await serve(after, fail_at_step=3)
     response = await server.send(COMPLETIONS, {"prompt": [5, 6], "n": 2, **BEAMS})
     assert response.status_code == 503
-    await server.settled()
+    assert (server.service.num_live, server.service.client.num_live) == (0, 0)
