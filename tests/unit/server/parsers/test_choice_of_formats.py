@@ -13,6 +13,7 @@ import pytest
 
 from octavo.errors import ConfigError
 from octavo.extensions import Extensions, load_extensions
+from octavo.server.parsers.grammar import Move, State, ToolFormat
 from octavo.server.parsers.registry import choose
 
 GUIDE = (Path(__file__).parents[4] / "docs" / "tool-calling.md").read_text()
@@ -173,6 +174,17 @@ def test_the_guide_names_every_format(parsing: SimpleNamespace) -> None:
     for text, table in ((tools, parsing.REGISTERED.tool_parsers), (reasoning, parsing.REGISTERED.reasoning_parsers)):
         rows = [row.split(" | ")[0] for row in text.splitlines() if row.startswith("| `")]
         assert sorted(re.findall("`([^`]+)`", " ".join(rows))) == sorted(table)
+
+
+def test_a_format_that_leads_nowhere_is_refused_at_once(acme: Extensions) -> None:
+    module = sys.modules["acme_formats"]
+    states = {"name": State(kind="name", marks={";": Move(to="nowhere")})}
+    module.BROKEN = ToolFormat(opens={"@": Move(to="name")}, states=states)  # type: ignore[attr-defined]
+    acme.tool_parser("broken", "acme_formats:BROKEN")
+    with pytest.raises(ConfigError, match="state 'name' leads to 'nowhere', which is no state"):
+        choose(acme, tool_call_parser="broken")
+    with pytest.raises(ConfigError, match=r"kind is one of .*, not 'nmae'"):
+        State(kind="nmae")
 
 
 def test_a_registered_target_that_is_no_format_is_reported(acme: Extensions) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from octavo.errors import ConfigError
+
 TEXT_KINDS = frozenset({"content", "reasoning"})
 CALL_KINDS = frozenset({"gap", "name", "header", "arguments", "words", "quote", "envelope", "pythonic", "key", "value"})
 KINDS = TEXT_KINDS | CALL_KINDS | {"blank"}
@@ -57,7 +59,8 @@ class State:
     routes: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
-        assert self.kind in KINDS, self.kind
+        if self.kind not in KINDS:
+            raise ConfigError(f"a state's kind is one of {', '.join(sorted(KINDS))}, not {self.kind!r}")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -134,10 +137,24 @@ def compose(tools: ToolFormat | None, reasoning: ReasoningFormat | None) -> dict
     """The states of both formats as one.
 
     start: nothing came yet; thinking, reasoning; answer: right behind reasoning; content; after: behind a call.
-    A mark of a call ends reasoning as well: models forget to end it.
+    A mark of a call ends reasoning as well: models forget to end it. Raises ConfigError for a mark that leads nowhere.
     """
-    if tools is not None and tools.whole:
-        return dict(tools.states)
+    states = dict(tools.states) if tools is not None and tools.whole else _composed(tools, reasoning)
+    for name, state in states.items():
+        leads = [move.to for move in state.marks.values()] + [to for _, to in state.routes]
+        ends = (
+            [state.then]
+            if state.kind in READING
+            else [state.otherwise]
+            if state.otherwise or state.kind == "blank"
+            else []
+        )
+        if missing := [to for to in [*leads, *ends, "content", "start"] if to not in states]:
+            raise ConfigError(f"the format's state {name!r} leads to {missing[0]!r}, which is no state of it")
+    return states
+
+
+def _composed(tools: ToolFormat | None, reasoning: ReasoningFormat | None) -> dict[str, State]:
     opens = dict(tools.opens) if tools else {}
     leads = dict(tools.leads) if tools else {}
     states = dict(tools.states) if tools else {}

@@ -109,6 +109,7 @@ def choose(
         tools = _named(registered.tool_parsers, tool_name, "tool_call_parser", ToolFormat)
     elif tools is not None and tools.whole:
         reasoning, reasoning_name = ReasoningFormat(part_of=tool_name or ""), tool_name
+    compose(tools, reasoning)  # a format that leads nowhere is refused here, not when it is first used
     return Format(
         tools=tools,
         reasoning=reasoning,
