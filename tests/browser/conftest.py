@@ -66,6 +66,11 @@ ANSWERS = {
     "Say it briefly.": "Sixteen.",
     "Count.": " ".join(str(number) for number in range(1, 600)),
     "Half.": "a ½ é 漢",
+    "Weather in Oslo?": (
+        "<think>\nI should look.\n</think>\n\n"
+        '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+    ),
+    '{"degrees": 4}': "It is **4 degrees**.",
 }
 
 

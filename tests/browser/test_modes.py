@@ -58,6 +58,19 @@ def test_calls_are_cards_and_their_results_go_on_with_the_conversation(page, ask
     ]
 
 
+def test_thinking_calls_and_results_pass_through_the_real_server(page, ask):
+    choose(page, "tools")
+    page.get_by_role("button", name="Use an example").first.click()
+    ask(page, "Weather in Oslo?")
+    first = page.get_by_role("article", name="Answer 1")
+    expect(first.locator("summary")).to_have_text(re.compile("Thought for|Reasoning"))
+    expect(first.locator(".reasoning-text")).to_have_text("I should look.")
+    expect(first.locator(".answer-body")).to_have_text("")
+    first.get_by_label("Result of get_weather").fill('{"degrees": 4}')
+    page.get_by_role("button", name="Send the result").click()
+    expect(page.get_by_role("article", name="Answer 2").locator("strong")).to_have_text("4 degrees")
+
+
 def test_tools_that_are_no_json_are_told_at_their_field_before_anything_is_sent(page, ask, stub):
     bodies = stub(page, CALLS)
     choose(page, "tools")
