@@ -21,7 +21,7 @@ import msgspec
 from octavo.detokenizer import StopMatcher
 from octavo.engine.door import Door, Prepared
 from octavo.engine.logprobs import FLOOR
-from octavo.errors import RequestError
+from octavo.errors import EngineError, RequestError
 from octavo.outputs import CompletionOutput, Logprob, RequestOutput
 from octavo.sampling.params import SamplingParams
 
@@ -175,7 +175,7 @@ class BeamSearch:
         return [([*self.prepared.token_ids, *beam.tokens], params) for beam in self.running]
 
     def advance(self, answers: Sequence[RequestOutput]) -> None:
-        """Take one step: answers in the order of `requests`."""
+        """Take one step: answers in the order of `requests`. Raises EngineError if no answer is possible."""
         if self._num_cached_tokens is None:
             self._num_cached_tokens = answers[0].num_cached_tokens
             self._prompt_logprobs = answers[0].prompt_logprobs
@@ -198,6 +198,8 @@ class BeamSearch:
             self.finished = sorted((*self.finished, *ended), key=lambda beam: -beam.score)[: self.width]
         self.running = [beam for beam in candidates if beam.finish_reason is None][: self.width]
         self.done = not self.running or not self._worthwhile(length)
+        if self.done and not self.finished:
+            raise EngineError("beam search found no answer: every token is forbidden")
 
     def _worthwhile(self, length: int) -> bool:
         """Whether an open beam may still get among the finished ones."""
