@@ -94,13 +94,14 @@ class ShapedAnswer:
     def _mask(self, out: Words, may_end: bool) -> State:
         if self._after:
             out.fill(-1)
+            self._clear_padding(out)
             self._set_ends(out, False)
             return State.MASKED if self._ends else State.FREE
         words, end = self._words, self._num_tokens
         self._matcher.fill(words)
         complete = bool(words[end // 32] >> (end % 32) & 1)
-        words[end // 32] &= _without(end)
         out[:] = words[: len(out)]
+        self._clear_padding(out)
         if not out.any():
             if not complete:
                 raise MatchError("the grammar allows no token of this vocabulary here")
@@ -108,6 +109,11 @@ class ShapedAnswer:
         if complete and may_end:
             self._set_ends(out, True)
         return State.MASKED
+
+    def _clear_padding(self, out: Words) -> None:
+        """Clear the bits behind the last token: the grammar's end, and what libraries leave there."""
+        if spare := self._num_tokens % 32:
+            out[-1] &= np.int32((1 << spare) - 1)
 
     def _set_ends(self, out: Words, allowed: bool) -> None:
         for token in self._ends:

@@ -48,8 +48,8 @@ def compile_spec(spec: StructuredOutputs, libraries: Mapping[str, Library]) -> C
         try:
             return libraries[name].compile(spec)
         except Unsupported as error:
-            reasons.append(str(error))
-    raise RequestError(f"{spec.kind} cannot be compiled: {reasons[-1]}", field=field_of(spec.kind))
+            reasons.append(f"{name}: {error}")
+    raise RequestError(f"{spec.kind} cannot be compiled. {'; '.join(reasons)}", field=field_of(spec.kind))
 
 
 def prefers_xgrammar(spec: StructuredOutputs) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import llguidance
-from llguidance.gbnf_to_lark import gbnf_to_lark
+from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 
 from octavo.structured import schema
 from octavo.structured.matcher import MatchError, Unsupported, Words, one_line
@@ -29,7 +29,7 @@ class Guidance:
         """Raises Unsupported with the library's reason."""
         try:
             grammar = _grammar(spec)
-        except (ValueError, RuntimeError) as error:
+        except (ValueError, RuntimeError, GbnfToLarkError) as error:
             raise Unsupported(one_line(error)) from None
         matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0)
         if matcher.is_error():

@@ -26,8 +26,8 @@ ANNOTATIONS = _words(
 )
 """Keywords that say nothing of a value."""
 
-FORMATS = _words("date time date-time duration email hostname ipv4 ipv6 uri uuid")
-"""String formats that both libraries know."""
+FORMATS = _words("date time date-time duration email hostname uri uuid")
+"""String formats that xgrammar keeps to (its IPv4 addresses may have leading zeros)."""
 
 PLAIN_PATTERN = re.compile(
     r"\^?(?:\((?!\?)|\(\?:|\[(?:[A-Za-z0-9]-[A-Za-z0-9]|[A-Za-z0-9 _.:,#@=%&/])*-?\]|[A-Za-z0-9 _\-/:,#@=%&)|?*+{}]"
