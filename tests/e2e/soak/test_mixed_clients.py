@@ -89,7 +89,7 @@ class Crowd:
 
     def body(self, chance: random.Random, **more: Any) -> dict[str, Any]:
         tokens = chance.choices(range(40, 500), k=chance.randrange(1, 60))
-        extra = chance.choice(({}, {"n": 2}, {"logprobs": 2}, {"min_tokens": 3}, {"seed": 3}, {"priority": 1}))
+        extra = chance.choice(({}, {"n": 2}, {"logprobs": 2}, {"min_tokens": 1}, {"seed": 3}, {"priority": 1}))
         return {"prompt": tokens, "max_tokens": chance.randrange(1, 60), "ignore_eos": True} | extra | more
 
     async def ask(self, chance: random.Random) -> str:

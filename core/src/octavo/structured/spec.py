@@ -63,6 +63,11 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
         for name in ("regex", "grammar", "whitespace_pattern"):
             if getattr(self, name) is not None:
                 _text(getattr(self, name), name)
+        for name in ("regex", "whitespace_pattern"):
+            pattern = getattr(self, name) or ""
+            if (len(pattern) - len(pattern.rstrip("\\"))) % 2:
+                # A backend that puts slashes around a pattern would take it for an escaped slash.
+                raise _wrong(f"{name} ends with a backslash that escapes nothing", name)
         for name in ("disable_any_whitespace", "disable_additional_properties"):
             if not isinstance(getattr(self, name), bool):
                 raise _wrong(f"{name} must be true or false", name)

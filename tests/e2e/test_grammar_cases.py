@@ -1,0 +1,104 @@
+"""Grammars that are wrong, and answers that follow right ones, over HTTP with a real (random) model: such a model never
+ends by itself, so whatever ends an answer is the grammar."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+def strict(data: bytes) -> Any:
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    return json.loads(data, parse_constant=refuse)
+
+
+@pytest.fixture
+def http(tiny_server, read_metric) -> Iterator[httpx.Client]:
+    """A client; afterwards nothing may be left of its requests."""
+    headers = {"authorization": "Bearer sesame"}
+    with httpx.Client(base_url=tiny_server.url, headers=headers, timeout=120) as client:
+        yield client
+        for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
+            assert read_metric(tiny_server.url, name, "sesame") == 0
+
+
+def refused(http: httpx.Client, path: str, body: dict[str, Any], field: str) -> None:
+    """400 naming the field, also as a stream, and never an answer without the grammar; the next request is served."""
+    for stream in (False, True):
+        response = http.post(path, json=body | {"max_tokens": 4, "stream": stream})
+        assert response.status_code == 400, response.text
+        assert strict(response.content)["error"]["param"].startswith(field), response.text
+    assert http.post(COMPLETIONS, json={"prompt": "next", "max_tokens": 1}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"foo": "bar"}},
+        {"type": "no such type"},
+        {"type": "object", "required": "foo"},
+        {"items": 7},
+        {"$ref": "#/nowhere"},
+    ],
+)
+def test_case_C11_an_ill_formed_schema_is_refused_and_others_go_on(http, schema):
+    body = {"prompt": "x", "stream": True, "max_tokens": 150, "ignore_eos": True}
+    with http.stream("POST", COMPLETIONS, json=body) as response:
+        lines = response.iter_lines()
+        next(lines)
+        refused(http, COMPLETIONS, {"prompt": "x", "structured_outputs": {"json": schema}}, "structured_outputs")
+        form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+        refused(http, CHAT, {"messages": MESSAGES, "response_format": form}, "response_format")
+        assert [line for line in lines if line][-1] == "data: [DONE]"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"grammar": "Root ::= [^"},
+        {"grammar": "root ::= missing"},
+        {"grammar": ""},
+        {"json": {"type": "string", "pattern": "\\q("}},
+        {"json": '{"type": '},
+        {"choice": []},
+    ],
+)
+def test_case_C12_a_grammar_that_cannot_be_read_is_refused_and_never_dropped(http, wrong):
+    refused(http, COMPLETIONS, {"prompt": "x", "structured_outputs": wrong}, "structured_outputs")
+    refused(http, CHAT, {"messages": MESSAGES, "structured_outputs": wrong}, "structured_outputs")
+
+
+@pytest.mark.parametrize("regex", ["(", "a{9,1}", "[z-a]", "\\", "(?<=a)b"])
+def test_case_C13_a_regex_that_cannot_be_compiled_fails_its_own_request_only(http, regex):
+    refused(http, COMPLETIONS, {"prompt": "x", "structured_outputs": {"regex": regex}}, "structured_outputs")
+
+
+@pytest.mark.parametrize(
+    ("form", "allowed"),
+    [
+        ({"choice": ["a", "b"]}, ("a", "b")),
+        ({"regex": "[0-9]{3}"}, None),
+        ({"json": {"type": "boolean"}}, ("true", "false")),
+        ({"json": {"enum": ["你好"]}}, ('"你好"',)),
+    ],
+)
+def test_case_C14_an_answer_ends_where_its_grammar_ends(http, form, allowed):
+    body = {"prompt": "x", "structured_outputs": form, "max_tokens": 60, "logprobs": 2}
+    answer = strict(http.post(COMPLETIONS, json=body).content)
+    (choice,) = answer["choices"]
+    assert choice["finish_reason"] == "stop"
+    assert answer["usage"]["completion_tokens"] < 60
+    assert choice["text"] in allowed if allowed else len(choice["text"]) == 3 and choice["text"].isdigit()
+    streamed = http.post(COMPLETIONS, json=body | {"stream": True, "seed": 1}).text.split("\n\n")
+    chunks = [strict(event.removeprefix("data: ").encode()) for event in streamed if event and "[DONE]" not in event]
+    reasons = [c["finish_reason"] for chunk in chunks for c in chunk["choices"] if c["finish_reason"]]
+    assert reasons == ["stop"]
