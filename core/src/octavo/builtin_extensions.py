@@ -1,4 +1,4 @@
-"""Core's own models, logits processors and formats of answers, registered by the hook that a third party's would use."""
+"""Core's own models, parsers and logits processors, registered by the hook that a third party's would use."""
 
 from __future__ import annotations
 
