@@ -108,7 +108,7 @@ class StatsCollector(Collector):
         yield waiting
         sleep = GaugeMetricFamily(PREFIX + "engine_sleep_state", SLEEP, labels=(*LABELS, "sleep_state"))
         for level, state in enumerate(SLEEP_STATES):
-            sleep.add_metric((*labels, state), level == stats.sleep_level)
+            sleep.add_metric((*labels, state), float(level == stats.sleep_level))
         yield sleep
         size = {"block_size": str(self._owner.info.block_size), "num_kv_blocks": str(self._owner.info.num_kv_blocks)}
         config = GaugeMetricFamily(PREFIX + "cache_config_info", "Size of the KV cache.", labels=(*LABELS, *size))
@@ -146,7 +146,8 @@ class EngineMetrics:
         self.info = info
         self.label_values = (info.served_names[0] if info.served_names else info.model, engine)
         self.registry = CollectorRegistry()
-        self.registry.register(StatsCollector(self))
+        self._stats_collector = StatsCollector(self)
+        self.registry.register(self._stats_collector)
         self._first_token = self._histogram("time_to_first_token_seconds", "Arrival to first token.", FIRST_TOKEN_S)
         self._inter_token = TokenHistogram(
             "inter_token_latency_seconds", "Between two tokens of an answer.", TOKEN_S, self.label_values
@@ -211,6 +212,15 @@ class EngineMetrics:
             metrics = self._on_end(request, now)
             if isinstance(item, RequestOutput):
                 item.metrics = metrics
+
+    def engine_families(self) -> list[Metric]:
+        """What the engine counts: the same for all its clients."""
+        return list(self._stats_collector.collect())
+
+    def own_families(self) -> list[Metric]:
+        """What this client counts of its own requests."""
+        engine = {family.name for family in self.engine_families()}
+        return [family for family in self.registry.collect() if family.name not in engine]
 
     def render(self) -> bytes:
         """The text that Prometheus scrapes."""

@@ -26,7 +26,7 @@ class DeadClient:
 
 def dead_server(*, restart: bool) -> tuple[SimpleNamespace, SimpleNamespace]:
     service = SimpleNamespace(client=DeadClient(), options=ServerOptions(restart_engine=restart), draining=False)
-    return service, SimpleNamespace(engine_lost=False, should_exit=False)
+    return service, SimpleNamespace(engine_lost=False, should_exit=False, tell_helpers=lambda word: None)
 
 
 @pytest.fixture

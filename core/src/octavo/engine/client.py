@@ -176,6 +176,11 @@ class EngineClient:
         return self._error is None and not self._closing
 
     @property
+    def transport(self) -> Transport:
+        """The way to the engine."""
+        return self._transport
+
+    @property
     def error(self) -> EngineDeadError | None:
         """Why the engine is gone, or None."""
         return self._error

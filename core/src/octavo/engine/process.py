@@ -71,14 +71,15 @@ class EngineHandle:
     tokenizer: Tokenizer | None
 
 
-async def start_engine(config: EngineConfig, *, build: Build | None = None) -> EngineHandle:
+async def start_engine(config: EngineConfig, *, build: Build | None = None, num_clients: int = 1) -> EngineHandle:
     """Start the engine process and wait until it serves; the tokenizer is loaded meanwhile.
 
+    num_clients: API processes that it will serve; this one is client 0.
     build: makes the loop inside the process (an importable function; None is `octavo.launch.build_engine`).
     Raises what the engine raised if it is one of `octavo.errors`, EngineError for any other failure, EngineDeadError
     if the process died without a word.
     """
-    transport = spawn(config, build)
+    transport = spawn(config, build, num_clients=num_clients)
     ready = asyncio.create_task(_wait_ready(transport))
     tokenizer = asyncio.create_task(asyncio.to_thread(_load_tokenizer, config))
     try:
@@ -92,7 +93,7 @@ async def start_engine(config: EngineConfig, *, build: Build | None = None) -> E
     return EngineHandle(transport=transport, info=ready.result(), tokenizer=tokenizer.result())
 
 
-def spawn(config: EngineConfig, build: Build | None) -> ProcessTransport:
+def spawn(config: EngineConfig, build: Build | None, *, num_clients: int = 1) -> ProcessTransport:
     """Start the process; it serves once it has sent Ready. Raises ConfigError where sockets cannot be made."""
     folder = Path(tempfile.mkdtemp(prefix="octavo-"))
     try:
@@ -103,7 +104,7 @@ def spawn(config: EngineConfig, build: Build | None) -> ProcessTransport:
         log_level = logging.getLogger("octavo").getEffectiveLevel()
         # Not a daemon: those may have no children, and an engine starts workers for further ranks.
         process = multiprocessing.get_context("spawn").Process(
-            target=engine_main, args=(config, build, folder, 1, log_level), name="octavo-engine"
+            target=engine_main, args=(config, build, folder, num_clients, log_level), name="octavo-engine"
         )
         process.start()
     except BaseException:
@@ -149,7 +150,7 @@ def engine_main(config: EngineConfig, build: Build | None, folder: Path, num_cli
         gc.collect()
         gc.freeze()
         publish_all(Ready(info=msgspec.json.encode(info)))
-        pump(engine, receive=receive, publish=publish)
+        pump(engine, receive=receive, publish=publish, num_clients=num_clients)
         engine.close()
     except OctavoError as error:
         publish_all(Failed(kind=type(error).__name__, message=str(error)))

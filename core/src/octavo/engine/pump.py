@@ -13,6 +13,7 @@ def pump(
     *,
     receive: Callable[[bool], list[Inbound]],
     publish: Callable[[int, Outbound], None],
+    num_clients: int = 1,
 ) -> None:
     """Serve until a Shutdown message.
 
@@ -20,7 +21,7 @@ def pump(
     sends one. When the last work ends, every client gets the final gauges, so that none keeps showing a busy engine.
     An exception of the engine leaves this function: the caller says to the clients that it is dead.
     """
-    clients: set[int] = set()
+    clients = set(range(num_clients))
     while True:
         for message in receive(not engine.has_work):
             if isinstance(message, Shutdown):

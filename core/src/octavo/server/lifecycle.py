@@ -27,11 +27,14 @@ import uvicorn
 from octavo.config import EngineConfig, dotted_fields
 from octavo.engine.client import EngineClient
 from octavo.engine.process import Build, start_engine
+from octavo.engine.process_transport import ProcessTransport
 from octavo.errors import ConfigError, OctavoError
+from octavo.server.api_processes import Helpers, Peers
 from octavo.server.app import create_app
 from octavo.server.formats import check_names
 from octavo.server.options import ServerOptions
 from octavo.server.service import Service, open_store
+from octavo.server.tracing import open_tracer, trace_exchanges
 
 if TYPE_CHECKING:
     from octavo.server.grpc.listener import GrpcListener
@@ -62,6 +65,8 @@ async def serve(
     build: what makes the engine inside its process (None: `octavo.launch.build_engine`).
     Raises ConfigError if the address or the response store cannot be used, and what `start_engine` raises.
     """
+    if options.otlp_traces_endpoint is not None:
+        open_tracer(options.otlp_traces_endpoint).shutdown()
     if options.ssl_certfile is not None:
         ssl_context(options)  # a wrong file is found now, not when the model has been loaded
     # Bound before the model is loaded: a port in use is found in milliseconds, not after minutes.
@@ -75,7 +80,7 @@ async def serve(
     try:
         store = open_store(options)
         grpc = open_grpc(options)
-        client = await start_client(config, build)
+        client = await start_client(config, build, num_clients=options.api_server_count)
     finally:
         if client is None:
             for bound in sockets or ():
@@ -89,12 +94,13 @@ async def serve(
     service = Service(client, options, store=store)
     if grpc is not None:
         await grpc.start(service)
-    service.config = dotted_fields(config)
-    if config.model.chat_template is not None:
-        service.reloads.append(partial(reload_template, service, config.model.chat_template))
+    set_up_service(service, config)
     server = HttpServer(service, on_ready=on_ready)
     watch = asyncio.create_task(watch_engine(service, server, config, build))
     try:
+        if options.api_server_count > 1:
+            assert sockets is not None, "checked by ServerOptions"
+            await server.take_helpers(Helpers(config, options, sockets))
         await server.serve(sockets=sockets)
     finally:
         watch.cancel()
@@ -102,14 +108,28 @@ async def serve(
         if grpc is not None:
             await grpc.stop(FLUSH_S)
         await service.client.shutdown()
+        if service.peers is not None:
+            await service.peers.close()
         await service.close()
     return 1 if server.engine_lost else 0
 
 
-async def start_client(config: EngineConfig, build: Build | None) -> EngineClient | None:
+def set_up_service(service: Service, config: EngineConfig) -> None:
+    """Let a service know the engine's configuration, and send its traces. Raises ConfigError."""
+    endpoint = service.options.otlp_traces_endpoint
+    if endpoint is not None:
+        provider = open_tracer(endpoint)
+        service.observers.append(trace_exchanges(provider))
+        service.on_close.append(provider.shutdown)
+    service.config = dotted_fields(config)
+    if config.model.chat_template is not None:
+        service.reloads.append(partial(reload_template, service, config.model.chat_template))
+
+
+async def start_client(config: EngineConfig, build: Build | None, *, num_clients: int) -> EngineClient | None:
     """A client of a new engine; None if SIGTERM came before that was ready, and nothing is left of it."""
     loop = asyncio.get_running_loop()
-    starting = asyncio.create_task(start_engine(config, build=build))
+    starting = asyncio.create_task(start_engine(config, build=build, num_clients=num_clients))
     loop.add_signal_handler(signal.SIGTERM, starting.cancel)
     try:
         return await EngineClient.connect(await starting)
@@ -150,6 +170,26 @@ class HttpServer(uvicorn.Server):
         self.engine_lost = False
         self._on_ready = on_ready
         self._hurry = asyncio.Event()
+        self._helpers: Helpers | None = None
+
+    async def take_helpers(self, helpers: Helpers) -> None:
+        """Start further API processes, which then do what this one does. Raises EngineError if one cannot start."""
+        transport = self.service.client.transport
+        assert isinstance(transport, ProcessTransport), "only an engine in a process of its own serves several clients"
+        transport.before_close = helpers.end
+        self._helpers = helpers
+        count = self.service.options.api_server_count
+        self.service.peers = Peers(transport.folder, 0, count, self.service.snapshot)
+        for bound in helpers.sockets:
+            bound.listen(self.config.backlog)
+        await helpers.start(transport.folder, self.service.info, on_loss=self.end_for)
+
+    def end_for(self, reason: str) -> None:
+        """A helper has ended by itself: its requests are lost, and a part of the port's connections."""
+        if not self.should_exit:
+            log.error("%s: exiting", reason)
+            self.engine_lost = True
+            self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
@@ -158,6 +198,7 @@ class HttpServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self.service.draining = True
+        self.tell_helpers("drain")
         drain = asyncio.create_task(self.drain())
         await super().shutdown(sockets=sockets)
         await drain
@@ -189,6 +230,7 @@ class HttpServer(uvicorn.Server):
     def reload(self) -> None:
         """What SIGHUP asks for."""
         try:
+            self.tell_helpers("reload")
             self.service.reload()
         except ConfigError as error:
             log.error("not all could be read again: %s", error)
@@ -197,10 +239,20 @@ class HttpServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.should_exit or sig == signal.SIGINT:
-            self._hurry.set()
+            self.hurry()
         else:
             log.info("shutting down: running requests have %g s to finish", self.service.options.shutdown_timeout)
         self.should_exit = True
+
+    def hurry(self) -> None:
+        """End now: what still runs is aborted."""
+        self.should_exit = True
+        self._hurry.set()
+        self.tell_helpers("hurry")
+
+    def tell_helpers(self, word: str) -> None:
+        if self._helpers is not None:
+            self._helpers.tell(word)
 
 
 async def watch_engine(service: Service, server: HttpServer, config: EngineConfig, build: Build | None) -> None:
@@ -224,6 +276,7 @@ async def watch_engine(service: Service, server: HttpServer, config: EngineConfi
             log.error("the engine cannot be restarted: %s", error)
             break
         log.info("the engine is back")
+    server.tell_helpers(f"the engine is dead ({service.client.error})")
     server.engine_lost = True
     server.should_exit = True
 

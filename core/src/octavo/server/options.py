@@ -17,6 +17,7 @@ class ServerOptions:
     """Options of `octavo serve`.
     grpc_port: serve gRPC on this port of `host` as well; 0 takes a free one.
 
+    api_server_count: processes that answer HTTP on one port, over one engine.
     ssl_*: serve HTTPS with these files; ssl_cert_reqs: whether clients show a certificate (none, optional, required).
     api_keys: any of them opens every route, without limits; none, and no api_keys_file: no key is asked for.
     api_keys_file: keys with limits of their own, see `octavo.server.access`.
@@ -28,6 +29,7 @@ class ServerOptions:
     restart_engine: start a new engine when it dies, instead of exiting.
     ui: serve the page at `/`.
     metrics_alias: show all metrics also under the names of another server ("vllm").
+    otlp_traces_endpoint: URL to which spans of requests are sent, see `octavo.server.tracing`.
     enable_admin: have the routes of `octavo.server.admin`.
     log_requests: log prompts and parameters, of each prompt at most max_log_len characters or ids.
     response_store: file that keeps responses of the Responses API; None: this process's memory. The least recently used
@@ -37,6 +39,7 @@ class ServerOptions:
     trust_request_chat_template: requests may bring their own template (it runs sandboxed, but can be slow).
     """
 
+    api_server_count: int = 1
     host: str = "127.0.0.1"
     port: int = 8000
     uds: str | None = None
@@ -74,6 +77,7 @@ class ServerOptions:
     metrics_alias: str | None = None
     log_level: str = "info"
     enable_admin: bool = False
+    otlp_traces_endpoint: str | None = None
     log_format: str = "text"
     access_log: bool = False
     log_requests: bool = False
@@ -86,6 +90,8 @@ class ServerOptions:
     def __post_init__(self) -> None:
         if not all(self.api_keys):
             raise ConfigError("--api-key must not be empty: an empty key would let everybody in")
+        if self.api_server_count > 1 and (self.uds or self.restart_engine):
+            raise ConfigError("--api-server-count above 1 goes with neither --uds nor --restart-engine")
         if (self.ssl_keyfile or self.ssl_ca_certs or self.ssl_cert_reqs != "none") and not self.ssl_certfile:
             raise ConfigError("--ssl-keyfile, --ssl-ca-certs and --ssl-cert-reqs need --ssl-certfile")
         if self.ssl_cert_reqs != "none" and not self.ssl_ca_certs:

@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 from octavo.errors import ConfigError, EngineAsleepError, EngineDeadError, RequestError, RequestTooLargeError
 from octavo.metrics_alias import exposition
+from octavo.metrics_merge import Snapshot, freeze, merged
 from octavo.outputs import RequestOutput
 from octavo.sampling.params import SamplingParams
 from octavo.server.access import KeyRing
@@ -34,6 +35,7 @@ from octavo.server.responses.store import ResponseStore
 if TYPE_CHECKING:
     from octavo.engine.client import EngineClient
     from octavo.engine.info import ModelInfo
+    from octavo.server.api_processes import Peers
     from octavo.server.responses.background import Run
     from octavo.tokenizer import Tokenizer
 
@@ -67,6 +69,10 @@ class Service:
         self.keys = KeyRing(options.api_keys, file=None if file is None else Path(file))
         self.config: dict[str, Any] = {}
         """The engine's configuration by dotted name, to be shown."""
+        self.on_close: list[Callable[[], None]] = []
+        """Called on a thread when the service closes: they may wait."""
+        self.peers: Peers | None = None
+        """The other API processes over the same engine."""
         self.reloads: list[Callable[[], None]] = [self.keys.reload]
         """What `reload` reads again. Each raises ConfigError, and then leaves what it had."""
         self.observers: list[Callable[[Exchange], None]] = [log_exchange] if options.access_log else []
@@ -86,6 +92,8 @@ class Service:
         for run in list(self.background.values()):
             await run.stop(shutting_down())
         self.response_store.close()
+        for end in self.on_close:
+            await asyncio.to_thread(end)
 
     @property
     def info(self) -> ModelInfo:
@@ -152,10 +160,19 @@ class Service:
         if errors:
             raise ConfigError("; ".join(errors))
 
-    def metrics_text(self) -> bytes:
-        """All metrics, the engine's and the door's, in Prometheus' text format."""
-        families = [*self.client.metrics.registry.collect(), *self.registry.collect()]
-        return exposition(families, alias=self.options.metrics_alias)
+    def snapshot(self) -> Snapshot:
+        """This process' metrics, the engine's and the door's."""
+        metrics = self.client.metrics
+        own = [*metrics.own_families(), *self.registry.collect()]
+        return Snapshot(metrics.stats.steps, self.client.num_live, freeze(metrics.engine_families()), freeze(own))
+
+    async def snapshots(self) -> list[Snapshot]:
+        """The metrics of all API processes. Raises EngineError if one does not tell."""
+        return [self.snapshot()] if self.peers is None else await self.peers.snapshots()
+
+    async def metrics_text(self) -> bytes:
+        """All metrics of all API processes in Prometheus' text format."""
+        return exposition(merged(await self.snapshots()), alias=self.options.metrics_alias)
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of a text, of any length, without holding up the event loop."""

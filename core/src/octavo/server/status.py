@@ -15,7 +15,7 @@ class Healthy(msgspec.Struct):
 
 
 class Load(msgspec.Struct):
-    """server_load: requests that this process serves."""
+    """server_load: requests that all API processes serve."""
 
     server_load: int
 
@@ -33,7 +33,7 @@ async def health(service: Service, call: Call[None]) -> Healthy:
 
 async def load(service: Service, call: Call[None]) -> Load:
     """How many requests are being served, for load balancers."""
-    return Load(service.client.num_live)
+    return Load(sum(snapshot.num_live for snapshot in await service.snapshots()))
 
 
 async def version(service: Service, call: Call[None]) -> Version:
@@ -43,4 +43,4 @@ async def version(service: Service, call: Call[None]) -> Version:
 
 async def metrics(service: Service, call: Call[None]) -> Raw:
     """Prometheus text format."""
-    return Raw(service.metrics_text(), "text/plain; version=0.0.4; charset=utf-8")
+    return Raw(await service.metrics_text(), "text/plain; version=0.0.4; charset=utf-8")

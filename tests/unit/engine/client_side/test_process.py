@@ -162,8 +162,8 @@ def test_cancelled_start_ends_the_process_without_waiting_for_it(
     started: list[ProcessTransport] = []
     real = process.spawn
 
-    def spawn(*args: Any) -> ProcessTransport:
-        started.append(real(*args))
+    def spawn(*args: Any, **how: Any) -> ProcessTransport:
+        started.append(real(*args, **how))
         return started[0]
 
     monkeypatch.setattr(process, "spawn", spawn)
