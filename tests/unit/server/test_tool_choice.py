@@ -140,6 +140,8 @@ def test_the_form_begins_behind_reasoning_that_the_answer_may_have(takes, asked,
         assert takes(params, before + good)
         assert not takes(params, before + bad)
     assert not takes(params, "free text</think>" + bad)
+    if not good.startswith("text"):
+        assert not takes(params, " " + good), "white space is taken behind reasoning only"
 
 
 def test_open_reasoning_goes_on_until_its_mark(takes):

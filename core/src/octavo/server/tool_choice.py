@@ -115,11 +115,11 @@ def behind_reasoning(spec: StructuredOutputs, format: Format, *, is_open: bool) 
     starts = dict.fromkeys(mark.strip() for mark in marks.start)
     thought: Json = {"type": "any_text"}
     if is_open:
-        reasoning: Json = {"type": "tag", "begin": "", "content": thought, "end": ends}
+        before: list[Json] = [{"type": "tag", "begin": "", "content": thought, "end": ends}, SPACE]
     else:
         tags = [{"type": "tag", "begin": begin, "content": thought, "end": ends} for begin in starts]
-        reasoning = {"type": "optional", "content": either(tags)}
-    return tag({"type": "sequence", "elements": [reasoning, SPACE, format_of(spec, "reasoning")]})
+        before = [{"type": "optional", "content": {"type": "sequence", "elements": [either(tags), SPACE]}}]
+    return tag({"type": "sequence", "elements": [*before, format_of(spec, "reasoning")]})
 
 
 def format_of(spec: StructuredOutputs, beside: str) -> Json:

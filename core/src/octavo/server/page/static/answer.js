@@ -102,15 +102,15 @@ export class AnswerView {
   }
 
   #drawJson() {
-    const { content, schema } = this.answer;
+    const { content } = this.answer;
     this.#blocks = [];
-    const shown = this.done ? pretty(content) : content;
-    this.body.replaceChildren(codeBlock(shown, "json"), ...(this.done ? [verdict(content, schema)] : []));
+    this.body.replaceChildren(codeBlock(this.done ? pretty(content) : content, "json"));
   }
 
   #drawEnd() {
     const { answer, results, number } = this;
     const parts = [];
+    if (answer.mode === "json" && answer.content) parts.push(verdict(answer.content, answer.schema));
     if (answer.tool_calls.length) parts.push(toolCards(answer.tool_calls, { results, onResults: this.actions.results, number }));
     if (answer.error) parts.push(this.#failure(answer.error));
     else if (FINISH[answer.finish]) parts.push(element("p", { class: "muted ending" }, FINISH[answer.finish]));
@@ -165,7 +165,7 @@ export class AnswerView {
     if (!this.done) return;
     this.live = false;
     for (const call of answer.tool_calls) announce(`The model calls ${call.function.name}.`);
-    if (answer.mode === "json" && answer.content) announce(`The answer is JSON. ${this.body.querySelector(".verdict")?.textContent ?? ""}`);
+    if (answer.mode === "json" && answer.content) announce(`The answer is JSON. ${this.after.querySelector(".verdict")?.textContent ?? ""}`);
     if (!answer.error) announce(FINISH[answer.finish] ?? "The answer is complete.");
   }
 }
