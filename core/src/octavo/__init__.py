@@ -14,12 +14,14 @@ if TYPE_CHECKING:
     from octavo.llm import LLM
     from octavo.outputs import CompletionOutput, Logprob, RequestOutput
     from octavo.sampling.params import SamplingParams
+    from octavo.structured.spec import StructuredOutputs
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "LLM": "octavo.llm",
     "SamplingParams": "octavo.sampling.params",
+    "StructuredOutputs": "octavo.structured.spec",
     "BeamSearchParams": "octavo.beam_search",
     "RequestOutput": "octavo.outputs",
     "CompletionOutput": "octavo.outputs",
@@ -35,6 +37,7 @@ __all__ = [
     "OctavoError",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputs",
     "__version__",
 ]
 

@@ -37,7 +37,7 @@ Action = Literal["pause", "resume", "sleep", "wake_up"]
 Mode = Literal["abort", "wait", "keep"]
 
 LONG_PROMPT = 16_384
-"""Characters (or ids); longer prompts are checked on a thread, so that other streams and /health go on meanwhile."""
+"""Characters (or ids); longer prompts and schemas are checked on a thread: other streams and /health go on."""
 
 
 class Mailbox:
@@ -240,7 +240,9 @@ class EngineClient:
 
     async def prepare(self, prompt: str | Sequence[int], params: SamplingParams, **settings: Any) -> Prepared:
         """A prompt and its parameters, checked. `settings` are those of `Door.prepare`. Raises RequestError."""
-        if isinstance(prompt, Sequence) and len(prompt) > LONG_PROMPT:
+        spec = params.structured_outputs
+        long_spec = spec is not None and spec.size > LONG_PROMPT
+        if long_spec or (isinstance(prompt, Sequence) and len(prompt) > LONG_PROMPT):
             return await asyncio.to_thread(self._frontend.door.prepare, prompt, params, **settings)
         return self._frontend.door.prepare(prompt, params, **settings)
 

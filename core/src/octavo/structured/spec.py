@@ -82,6 +82,12 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
         """Which of `KINDS` is given."""
         return next(name for name in KINDS if getattr(self, name) is not None)
 
+    @property
+    def size(self) -> int:
+        """Characters of what is given."""
+        source = getattr(self, self.kind)
+        return sum(map(len, source)) if isinstance(source, tuple) else len(str(source))
+
 
 def field_of(name: str) -> str:
     """How errors name a field of the spec."""
