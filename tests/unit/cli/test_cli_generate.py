@@ -10,11 +10,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 from octavo.cli import main
+from octavo.cli.sampling import FLAGS, take_sampling
 from octavo.config import CacheConfig, EngineConfig, SchedulerConfig
 from octavo.engine.info import ModelInfo
 from octavo.engine.loop import EngineLoop
 from octavo.llm import LLM
 from octavo.plugin.data import ScheduleLimits
+from octavo.structured.spec import StructuredOutputs
 from octavo.testing.scripted import ScriptedExecutor
 from octavo.testing.tiny import make_tokenizer
 from octavo.tokenizer import load_tokenizer
@@ -76,6 +78,23 @@ def test_sampling_flags_reach_the_request(octavo: Any) -> None:
     assert result.exit_code == 1
     assert "temperature" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_shapes_come_as_text_or_from_a_file(octavo: Any, tmp_path: Any) -> None:
+    file = tmp_path / "schema.json"
+    file.write_text('{"type": "boolean"}')
+    none = {name: None for name, _, _ in FLAGS} | {"stop": ()}
+    given = take_sampling(none | {"json_schema": f"@{file}", "regex": None, "grammar": None})
+    assert given == {"structured_outputs": StructuredOutputs(json='{"type": "boolean"}')}
+    assert octavo("generate", "-p", "x", "--grammar", "@nowhere").exit_code == 2
+    for flags, says in (
+        (["--json-schema", '{"type": "nope"}'], "type"),
+        (["--json-schema", "{}", "--regex", "a"], "exactly one"),
+        (["--regex", "a"], "not served by this engine"),  # a scripted one
+    ):
+        result = octavo("generate", "-p", "x", *flags)
+        assert result.exit_code == 1
+        assert says in result.stderr
 
 
 def test_several_answers_are_numbered(octavo: Any) -> None:
