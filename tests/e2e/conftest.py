@@ -132,20 +132,6 @@ def roomy_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerPro
     server.stop()
 
 
-@pytest.fixture(scope="session")
-def roomy_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """As `tiny_server`, with a context that tools and earlier turns fit into."""
-    from octavo.testing.tiny import make_model
-
-    folder = make_model(tmp_path_factory.mktemp("model") / "roomy", "llama", max_position_embeddings=2048)
-    flags = ["--port", "0", "--served-model-name", "tiny", "--platform", "cpu", "--dtype", "float32"]
-    flags += ["--max-num-seqs", "8", "--num-kv-blocks", "512", "--threads", "1", "--api-key", "sesame"]
-    server = ServerProcess([OCTAVO, "serve", str(folder), *flags], tmp_path_factory.mktemp("log") / "server.log")
-    server.url = server.ready.split("/v1")[0].rpartition(" ")[2]  # type: ignore[attr-defined]
-    yield server
-    server.stop()
-
-
 def metric(text: str, name: str) -> float:
     """The sum of a metric over its labels."""
     values = [float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(f"octavo:{name}{{")]
