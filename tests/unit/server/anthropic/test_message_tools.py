@@ -99,3 +99,13 @@ async def test_a_schema_that_is_none_is_refused_by_its_field(serve, refused):
     await refused(server, body | {"tools": [WEATHER, WEATHER]}, "tools[1].name")
     await refused(server, body | {"tools": [{"name": "a b", "input_schema": {}}]}, "tools[0].name")
     await refused(server, body | {"output_config": {"effort": "extreme"}}, "output_config.effort")
+
+
+async def test_thinking_that_no_switch_turns_off_is_no_text(serve, ask, monkeypatch):
+    server = await serve("Let me think.\n</think>\n\nIt is cold.", options=THINKING)
+    render = server.service.tokenizer.render_chat
+    monkeypatch.setattr(
+        server.service.tokenizer, "render_chat", lambda *args, **how: render(*args, **how) + "<think>\n"
+    )
+    answer = await ask(server, {"messages": USER})
+    assert [(block["type"], block["text"]) for block in answer["content"]] == [("text", "It is cold.")]

@@ -153,7 +153,7 @@ def make_parser(
 
     tools: those the request may call; without any, what looks like a call is content.
     prompt_tail: the last characters of the rendered prompt: a mark of reasoning may be open in its last turn.
-    reasoning: False if the request switched it off; then all is content.
+    reasoning: False if the request switched it off; then all is content, unless the prompt leaves reasoning open.
     drop: texts of special tokens to leave out of content and reasoning.
     """
     tool_format = format.tools
@@ -161,7 +161,9 @@ def make_parser(
         return described.ResponseTemplateParser(
             format.description, tools=tools, prompt=prompt_tail, drop=drop, reads_reasoning=reasoning
         )
-    thinks = format.reasoning if reasoning else None
+    is_open = open_at_end(format.reasoning, prompt_tail, drop) if format.reasoning is not None else None
+    # A template that leaves reasoning open has not heard of the switch, and then the model has not either.
+    thinks = format.reasoning if reasoning or is_open else None
     if tool_format is not None and tool_format.whole:
         at = prompt_tail.rfind(tool_format.turn)
         seed = prompt_tail[at:] if at >= 0 else ""
@@ -169,7 +171,6 @@ def make_parser(
     program = _program(tool_format, thinks, bool(tools), drop)
     if thinks is None:
         return Machine(program, tools=tools)
-    is_open = open_at_end(thinks, prompt_tail, drop)
     state = "answer" if is_open is False else "thinking" if is_open or thinks.begins else "start"
     return Machine(
         program, tools=tools, state=state, shown=thinks.shown, may_reason=is_open is not False and bool(thinks.start)
