@@ -47,7 +47,8 @@ class ModelConfig:
 @dataclass(frozen=True, kw_only=True)
 class CacheConfig:
     """KV memory. The pool takes `memory_utilization` of the device minus weights and the largest step's activations,
-    unless `memory_bytes` or `num_blocks` fixes it; group_blocks (set by the engine that wakes up) gives all groups'. dtype: "auto" follows the model; "fp8" is float8_e4m3fn."""
+    unless `memory_bytes` or `num_blocks` fixes it. dtype: "auto" follows the model; "fp8" is float8_e4m3fn.
+    group_blocks: the blocks of every KV group; set by an engine that wakes up, to be as large as it was."""
 
     block_size: int = 16
     dtype: str = "auto"

@@ -42,7 +42,7 @@ def exposition(families: Iterable[Metric], *, alias: str | None = None) -> bytes
     families = list(families)
     if alias is not None:
         families += [again for family in families for again in aliased(family, ALIASES[alias])]
-    return generate_latest(Families(families))  # type: ignore[arg-type]
+    return generate_latest(Families(families))
 
 
 def aliased(family: Metric, prefix: str) -> Iterator[Metric]:
