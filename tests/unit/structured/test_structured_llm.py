@@ -193,6 +193,12 @@ def test_a_tag_frees_what_is_around_it(llm: LLM) -> None:
     assert finish == "stop"
 
 
+def test_hundreds_of_requests_at_once_do_not_fill_the_pipe_both_ways(llm: LLM) -> None:
+    with pytest.raises(RequestError):
+        llm.generate(["What is"] * 900, shaped(regex="("), use_tqdm=False)
+    assert only(llm, shaped(choice=["a"])) == ("a", "stop")
+
+
 def test_a_process_that_dies_fails_its_own_requests_and_is_started_again(llm: LLM) -> None:
     stream = llm.stream("What is", shaped(regex="[ab]{100}"))
     next(stream)

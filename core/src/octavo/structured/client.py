@@ -37,6 +37,8 @@ from octavo.structured.spec import StructuredOutputs
 
 log = logging.getLogger("octavo.structured")
 
+MAX_OPEN = 32
+"""Specs sent whose outcome is not known. More could fill the pipe both ways: then each end would wait for the other."""
 REPLY_S = 30.0
 """A process that gives no masks for so long is killed: steps wait for it."""
 
@@ -61,7 +63,8 @@ class GrammarProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
         self._serves = False
-        self._held: list[Open] = []
+        self._held: deque[Open] = deque()
+        self._sent: set[int] = set()
         self._preparing: set[int] = set()
         self._news: deque[News] = deque()
 
@@ -70,12 +73,8 @@ class GrammarProcess:
             self._start()
         spec = self._with_defaults(spec)
         self._preparing.add(number)
-        message = Open(number=number, spec=spec, ends=tuple(ends), after=tuple(after))
-        # A process that still reads its vocabulary takes no messages, and the engine must not wait for it.
-        if self._serves:
-            self._send(message)
-        else:
-            self._held.append(message)
+        self._held.append(Open(number=number, spec=spec, ends=tuple(ends), after=tuple(after)))
+        self._send_held()
 
     def news(self, timeout: float) -> list[News]:
         self._receive(timeout)
@@ -98,9 +97,11 @@ class GrammarProcess:
 
     def forget(self, numbers: Sequence[int]) -> None:
         self._preparing.difference_update(numbers)
-        self._held = [message for message in self._held if message.number not in numbers]
+        self._sent.difference_update(numbers)
+        self._held = deque(message for message in self._held if message.number not in numbers)
         if self._serves:
             self._send(Close(tuple(numbers)))
+        self._send_held()
 
     def close(self) -> None:
         if self._process is not None:
@@ -131,6 +132,14 @@ class GrammarProcess:
         log.info("starting the grammar process")
         self._send(self._hello)
 
+    def _send_held(self) -> None:
+        """Send specs that the process has room for. While it reads its vocabulary it takes none, and the engine must
+        not wait for it."""
+        while self._serves and self._held and len(self._sent) < MAX_OPEN:
+            message = self._held.popleft()
+            self._sent.add(message.number)
+            self._send(message)
+
     def _send(self, message: Hello | Open | Fill | Close) -> None:
         if self._connection is None:
             return
@@ -154,9 +163,7 @@ class GrammarProcess:
             timeout = 0.0
             if isinstance(message, Started):
                 self._serves = True
-                held, self._held = self._held, []
-                for each in held:
-                    self._send(each)
+                self._send_held()
             elif isinstance(message, Ready):
                 self._tell(News(number=message.number, backend=message.backend, seconds=message.seconds))
             elif isinstance(message, Refused):
@@ -166,6 +173,8 @@ class GrammarProcess:
         return None
 
     def _tell(self, news: News) -> None:
+        self._sent.discard(news.number)
+        self._send_held()
         if news.number in self._preparing:
             self._preparing.discard(news.number)
             self._news.append(news)
@@ -188,6 +197,7 @@ class GrammarProcess:
         self._process = self._connection = None
         self._serves = False
         self._held.clear()
+        self._sent.clear()
         return code
 
     def _unpack(self, wants: Sequence[Want], filled: Filled) -> Allowed:
