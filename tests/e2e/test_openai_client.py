@@ -140,6 +140,6 @@ def test_wrong_requests_name_their_field(client, extra, field):
 
 
 def test_what_this_model_cannot_do_is_told_as_such(client):
-    with pytest.raises(openai.InternalServerError) as caught:
+    with pytest.raises(openai.BadRequestError) as caught:
         client.embeddings.create(model="tiny", input="x")
-    assert (caught.value.status_code, caught.value.code) == (501, "not_supported")
+    assert (caught.value.status_code, caught.value.code) == (400, "not_supported")

@@ -1,4 +1,4 @@
-"""Routes of models that pool (embeddings, scores, classes). No model that is served here does: they answer 501."""
+"""Routes of models that pool (embeddings, scores, classes). No model that is served here does: they answer 400: nothing is wrong with the server."""
 
 from __future__ import annotations
 
@@ -20,6 +20,6 @@ PATHS = (
 
 
 async def refuse(service: Service, call: Call[None]) -> Raw:
-    """Say that the served model generates text and does not pool. Raises ApiError (501)."""
+    """Say that the served model generates text and does not pool. Raises ApiError (400)."""
     message = f"{service.info.model} generates text; embeddings, scores and classes need a model that pools"
-    raise ApiError(501, message, code="not_supported")
+    raise ApiError(400, message, param="model", code="not_supported")
