@@ -1,4 +1,5 @@
-"""Routes of models that pool (embeddings, scores, classes). No model that is served here does: they answer 400: nothing is wrong with the server."""
+"""Routes of models that pool (embeddings, scores, classes). No model that is served here does, so they answer 400:
+nothing is wrong with the server, and a retry never helps."""
 
 from __future__ import annotations
 
