@@ -156,8 +156,9 @@ def test_folders_of_the_variables_are_those_that_the_unit_makes() -> None:
 def test_systemd_understands_the_unit(tmp_path: Path) -> None:
     copy = tmp_path / UNIT.name
     copy.write_text(UNIT.read_text().replace("/opt/octavo/bin/octavo", "/bin/true"))
-    done = subprocess.run(["systemd-analyze", "verify", copy], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
+    done = subprocess.run(["systemd-analyze", "verify", "--man=no", copy], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert UNIT.name not in done.stderr  # it may complain of other units of the machine
 
 
 def directives() -> dict[str, list[str]]:

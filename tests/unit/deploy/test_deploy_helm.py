@@ -139,6 +139,10 @@ def test_the_ports_that_are_named_are_those_the_server_listens_on(render: Render
     ports = {port["name"]: port["containerPort"] for port in container(manifests)["ports"]}
     assert ports == {"http": options.port, "grpc": options.grpc_port}
     assert {port["targetPort"] for port in manifests["Service"]["spec"]["ports"]} == ports.keys()
+    (rule,) = manifests["Ingress"]["spec"]["rules"]
+    backend = rule["http"]["paths"][0]["backend"]["service"]
+    assert backend["name"] == manifests["Service"]["metadata"]["name"]
+    assert backend["port"]["name"] in {port["name"] for port in manifests["Service"]["spec"]["ports"]}
 
 
 @pytest.mark.parametrize("seconds", [0, 60, 1000000 // 12])
