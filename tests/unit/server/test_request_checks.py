@@ -42,6 +42,8 @@ async def test_case_C1_logit_bias_must_be_finite(serve):
         ('"top_k": -2', "top_k"),
         ('"top_k": 1.5', "top_k"),
         ('"min_p": 2', "min_p"),
+        ('"repetition_penalty": 1e-320', "repetition_penalty"),
+        ('"repetition_penalty": 1e308', "repetition_penalty"),
         ('"n": 0', "n"),
         ('"n": true', "n"),
         ('"seed": 100000000000000000000000000', "seed"),
@@ -205,3 +207,22 @@ def test_bytes_that_are_no_utf8_are_refused():
 def test_a_field_of_the_body_that_the_decoder_does_not_know_by_type_is_checked_later():
     assert decode_body(b'{"prompt": [1, 2]}', CompletionBody).prompt == [1, 2]
     assert issubclass(CompletionBody, msgspec.Struct)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("depth", range(900, 1000, 4))
+async def test_case_C1_what_is_nested_deeper_than_python_goes_is_refused(serve, depth):
+    """The JSON decoder takes some values that nothing behind it can walk through."""
+    server = await serve()
+    arguments = json.dumps("[" * depth + "]" * depth)
+    call = f'{{"id": "c", "type": "function", "function": {{"name": "f", "arguments": {arguments}}}}}'
+    schema = '{"a": ' * depth + "1" + "}" * depth
+    tool = f'{{"type": "function", "function": {{"name": "f", "parameters": {{"properties": {{"a": {schema}}}}}}}}}'
+    for raw in (
+        f'{{"messages": [{{"role": "assistant", "tool_calls": [{call}]}}, {{"role": "user", "content": "x"}}]}}',
+        f'{{{MESSAGES}, "tools": [{tool}]}}',
+        f'{{{MESSAGES}, "x": {"[" * depth}NaN{"]" * depth}}}',
+    ):
+        response = await server.send(CHAT, raw=raw, headers={"content-type": "application/json"})
+        assert response.status_code in (200, 400), response.text
+    await server.settled()

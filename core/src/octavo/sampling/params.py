@@ -33,7 +33,7 @@ RANGES: Mapping[str, Range] = {
     "n": Range(int, 1, 16384),
     "presence_penalty": Range(float, -2.0, 2.0),
     "frequency_penalty": Range(float, -2.0, 2.0),
-    "repetition_penalty": Range(float, 0.0, above=True),
+    "repetition_penalty": Range(float, 1e-6, 1e6),  # beyond, logits of float32 overflow
     "temperature": Range(float, 0.0),
     "top_p": Range(float, 0.0, 1.0, above=True),
     "top_k": Range(int, -1),

@@ -165,5 +165,8 @@ def as_api_error(error: Exception) -> ApiError:
         return ApiError(503, str(error), kind="server_error", code="asleep", headers=RETRY_AFTER)
     if isinstance(error, EngineError):
         return ApiError(500, str(error), kind="server_error", code="engine_error")
+    if isinstance(error, RecursionError):  # the decoder takes JSON that is almost too deep for what comes behind it
+        log.warning("a request was refused: it is nested too deeply (%s)", error)
+        return ApiError(400, "the request is nested too deeply")
     log.error("a request failed unexpectedly", exc_info=error)
     return ApiError(500, "internal error; the server's log has the details", kind="server_error", code="internal")

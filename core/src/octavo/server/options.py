@@ -15,8 +15,8 @@ DEFAULT_STORE_AGE = 30 * 86400.0
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions:
     """Options of `octavo serve`.
-    grpc_port: serve gRPC on this port of `host` as well; 0 takes a free one.
 
+    grpc_port: serve gRPC on this port of `host` as well; 0 takes a free one.
     api_server_count: processes that answer HTTP on one port, over one engine.
     ssl_*: serve HTTPS with these files; ssl_cert_reqs: whether clients show a certificate (none, optional, required).
     api_keys: any of them opens every route, without limits; none, and no api_keys_file: no key is asked for.

@@ -80,6 +80,8 @@ def test_reasoning_that_cannot_be_read_is_left_out():
         ([{**CALL, "arguments": {}}], "input[0].arguments"),
         ([{"type": "function_call_output", "call_id": "c", "output": 5}], "input[0].output"),
         ([{"type": 5}], "input[0].type"),
+        ([{"type": ["message"], "role": "user", "content": "x"}], "input[0].type"),
+        ([{"type": {"a": 1}}], "input[0].type"),
     ],
 )
 def test_wrong_items_are_named(items, field):

@@ -40,7 +40,7 @@ MEDIA = {InputImage: "images", InputFile: "files", InputAudio: "audio"}
 def as_items(given: str | list[Any] | None) -> list[Item]:
     """The items of an input, each with a type and an id; a text is one message of a user.
 
-    Only what is no object at all is refused here (RequestError).
+    Only what is no object, or has a type that is no text, is refused here (RequestError).
     """
     if given is None:
         return []
@@ -51,6 +51,8 @@ def as_items(given: str | list[Any] | None) -> list[Item]:
         if not isinstance(value, dict):
             raise RequestError(f"input[{index}] must be an object", field=f"input[{index}]")
         kind = value.get("type")
+        if not isinstance(kind, str | None):
+            raise RequestError(f"input[{index}].type must be a string", field=f"input[{index}].type")
         item = value if kind is not None else value | {"type": "message"}
         if item["type"] == "message":
             item = item | {"content": as_parts(item.get("content"), item.get("role"))}

@@ -43,6 +43,7 @@ from octavo.server.responses.truncate import truncated
 from octavo.server.service import Service
 
 MAX_LISTED = 100
+MAX_DIGITS = 18
 
 _decode_response = msgspec.json.Decoder(Response).decode
 _decode_event = msgspec.json.Decoder(Event).decode
@@ -194,8 +195,9 @@ def read_number(call: Call[None], name: str, *, default: int, low: int, high: in
     text = call.query.get(name)
     if text is None:
         return default
-    if not (text.isascii() and text.removeprefix("-").isdigit()):
-        raise RequestError(f"{name} must be an integer, not {text!r}", field=name)
+    digits = text.removeprefix("-")
+    if not (text.isascii() and digits.isdigit() and len(digits) <= MAX_DIGITS):
+        raise RequestError(f"{name} must be an integer, not {text[:80]!r}", field=name)
     integer(int(text), name, low=low, high=high)
     return int(text)
 
