@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from octavo.beam_search import BeamSearchParams
+from octavo.beam_search import BeamSearch, BeamSearchParams, checked_as_sampled
 from octavo.errors import RequestError
 from octavo.llm import LLM
 from octavo.sampling.params import SamplingParams
@@ -185,3 +185,15 @@ def test_what_a_search_cannot_do_is_refused_by_name(llm: LLM) -> None:
     with pytest.raises(RequestError) as caught:
         llm.generate([[5]], SamplingParams(use_beam_search=True, n=2))
     assert caught.value.field == "use_beam_search"
+
+
+def test_answers_keep_only_the_logprobs_that_will_be_shown(llm: LLM) -> None:
+    params = BeamSearchParams(beam_width=8, max_tokens=3, ignore_eos=True).sampling()
+    search = BeamSearch(
+        params, llm._prepare(PROMPTS[0], checked_as_sampled(params)), llm._frontend.door, num_logprobs=1
+    )
+    while not search.done:
+        llm._step_beams([search])
+    kept = [entry for answer in search.output().sequences for entry in answer.logprobs]
+    assert len(kept) == 24
+    assert all(len(entry) <= 2 for entry in kept)

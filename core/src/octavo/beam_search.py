@@ -122,12 +122,14 @@ class BeamSearch:
     """The search for one prompt: while not `done`, `requests` are to be answered and the answers go to `advance`.
 
     params: with use_beam_search. prepared: the prompt, checked with `checked_as_sampled(params)` by this door.
+    num_logprobs: how many of a token's likeliest ones answers keep beside its own; None is all that were looked at.
     Raises RequestError for parameters that cannot be used here.
     """
 
     params: SamplingParams
     prepared: Prepared
     door: Door
+    num_logprobs: int | None = None
     done: bool = False
     running: list[Beam] = field(default_factory=lambda: [Beam()])
     finished: list[Beam] = field(default_factory=list)
@@ -218,6 +220,9 @@ class BeamSearch:
         total, beam, token, entry = candidate
         tokens = (*beam.tokens, token)
         own = {token: entry[token]}
+        if self.num_logprobs is not None:
+            most = self.num_logprobs
+            entry = {id: one for id, one in entry.items() if one.rank is not None and one.rank <= most}
         finish_reason, stop_reason, text = self._end(tokens)
         return Beam(
             tokens=tokens,

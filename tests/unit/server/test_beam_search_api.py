@@ -105,3 +105,12 @@ async def test_a_dead_engine_fails_the_request_and_no_beam_stays(serve):
     response = await server.send(COMPLETIONS, {"prompt": [5, 6], "n": 2, **BEAMS})
     assert response.status_code == 503
     assert (server.service.num_live, server.service.client.num_live) == (0, 0)
+
+
+@pytest.mark.parametrize(("num_prompts", "width"), [(1, 513), (1, 16384), (100, 64)])
+async def test_more_beams_than_fit_into_memory_are_refused(serve, num_prompts, width):
+    server = await serve(after)
+    body = {"prompt": [[5, 6]] * num_prompts, **BEAMS}
+    await server.refused(COMPLETIONS, {**body, "n": width}, field="n")
+    await server.refused(COMPLETIONS, {**body, "n": 1, "best_of": width}, field="n")
+    await server.settled()

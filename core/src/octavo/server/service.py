@@ -23,7 +23,7 @@ from octavo.outputs import RequestOutput
 from octavo.sampling.params import SamplingParams
 from octavo.server.access import KeyRing
 from octavo.server.access_log import log_exchange, log_request
-from octavo.server.beam_search import search_beams
+from octavo.server.beam_search import check_beams, search_beams
 from octavo.server.errors import ApiError, queue_full, shutting_down, unknown_model
 from octavo.server.exchange import Exchange, current
 from octavo.server.formats import model_format, plain_format
@@ -251,6 +251,8 @@ class Service:
                 f"{MAX_SEQUENCES} are allowed in one request",
                 field="n",
             )
+        if params.use_beam_search:
+            check_beams(len(prompts), params)
         generate = partial(search_beams, self.client) if params.use_beam_search else self.client.generate
         # A request id may be in use twice at a time, so the engine sees it with a serial number.
         streams = [
