@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from octavo.config import EngineConfig
+from octavo.config import EngineConfig, ModelConfig
 from octavo.errors import ConfigError, ModelNotFoundError
 from octavo.server import lifecycle
 from octavo.server.lifecycle import MAX_DEATHS, bind, check_socket_path, url, watch_engine
@@ -100,3 +100,14 @@ def test_a_socket_path_that_cannot_work_is_refused_before_the_model_is_loaded(tm
         with pytest.raises(ConfigError, match="--uds"):
             check_socket_path(path)
     check_socket_path(tmp_path / "s")
+
+
+@pytest.mark.anyio
+async def test_a_wrong_file_of_keys_is_told_before_the_model_is_loaded(tmp_path):
+    file = tmp_path / "keys.yaml"
+    file.write_text("- {name: a, key: 5}")
+    no_model = EngineConfig(model=ModelConfig(model=str(tmp_path / "missing")))
+    with pytest.raises(ConfigError, match=r"--api-keys-file .*key"):
+        await lifecycle.serve(no_model, ServerOptions(port=0, api_keys_file=str(file)))
+    with pytest.raises(ConfigError, match=r"^--api-key: .*twice"):
+        await lifecycle.serve(no_model, ServerOptions(port=0, api_keys=("a", "a")))

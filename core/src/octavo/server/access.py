@@ -237,5 +237,6 @@ def check_distinct(rules: Iterable[Rules], file: Path | None) -> None:
     for rule in rules:
         for mark, what in ((f"name {rule.name}", "name"), (f"key {rule.digest}", "key")):
             if mark in seen:
-                raise ConfigError(f"--api-keys-file {file}: the {what} of {rule.name!r} is there twice")
+                where = "--api-key" if file is None else f"--api-keys-file {file}"
+                raise ConfigError(f"{where}: the {what} of {rule.name!r} is there twice")
             seen.add(mark)

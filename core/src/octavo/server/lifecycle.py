@@ -33,7 +33,7 @@ from octavo.server.api_processes import Helpers, Peers
 from octavo.server.app import create_app
 from octavo.server.formats import check_names
 from octavo.server.options import ServerOptions
-from octavo.server.service import Service, open_store
+from octavo.server.service import Service, open_keys, open_store
 from octavo.server.tracing import open_tracer, trace_exchanges
 
 if TYPE_CHECKING:
@@ -63,12 +63,15 @@ async def serve(
 
     Returns the exit code: 0 after a signal, 1 after a dead engine, 143 if SIGTERM came before it served.
     build: what makes the engine inside its process (None: `octavo.launch.build_engine`).
-    Raises ConfigError if the address or the response store cannot be used, and what `start_engine` raises.
+    Raises ConfigError if the address, a file of keys or certificates, or the response store cannot be used, and what
+    `start_engine` raises.
     """
     if options.otlp_traces_endpoint is not None:
         open_tracer(options.otlp_traces_endpoint).shutdown()
+    # A wrong file is found now, not when the model has been loaded.
+    open_keys(options)
     if options.ssl_certfile is not None:
-        ssl_context(options)  # a wrong file is found now, not when the model has been loaded
+        ssl_context(options)
     # Bound before the model is loaded: a port in use is found in milliseconds, not after minutes.
     check_names(options)
     sockets = None

@@ -65,8 +65,7 @@ class Service:
         self.num_live = 0
         self.grpc_address: str | None = None
         self.started = int(time.time())
-        file = options.api_keys_file
-        self.keys = KeyRing(options.api_keys, file=None if file is None else Path(file))
+        self.keys = open_keys(options)
         self.config: dict[str, Any] = {}
         """The engine's configuration by dotted name, to be shown."""
         self.on_close: list[Callable[[], None]] = []
@@ -304,6 +303,12 @@ class Service:
                     yield index, output
         finally:
             self.num_live -= num_sequences
+
+
+def open_keys(options: ServerOptions) -> KeyRing:
+    """The keys that the operator chose. Raises ConfigError if their file cannot be used."""
+    file = options.api_keys_file
+    return KeyRing(options.api_keys, file=None if file is None else Path(file))
 
 
 def open_store(options: ServerOptions) -> ResponseStore:
