@@ -111,3 +111,10 @@ async def test_a_wrong_file_of_keys_is_told_before_the_model_is_loaded(tmp_path)
         await lifecycle.serve(no_model, ServerOptions(port=0, api_keys_file=str(file)))
     with pytest.raises(ConfigError, match=r"^--api-key: .*twice"):
         await lifecycle.serve(no_model, ServerOptions(port=0, api_keys=("a", "a")))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["shutdown_timeout", "sse_keep_alive_interval", "response_store_max_age"])
+def test_seconds_that_never_end_are_refused_by_their_flag(name, value):
+    with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')} must be a finite"):
+        ServerOptions(**{name: value})

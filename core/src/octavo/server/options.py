@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -88,6 +89,9 @@ class ServerOptions:
         return {field.name: getattr(self, field.name) for field in fields(self) if field.repr}
 
     def __post_init__(self) -> None:
+        for name in ("shutdown_timeout", "sse_keep_alive_interval", "response_store_max_age"):
+            if not math.isfinite(getattr(self, name)):
+                raise ConfigError(f"--{name.replace('_', '-')} must be a finite number of seconds")
         if not all(self.api_keys):
             raise ConfigError("--api-key must not be empty: an empty key would let everybody in")
         if self.api_server_count > 1 and (self.uds or self.restart_engine):
