@@ -10,7 +10,7 @@ import pytest
 from octavo.errors import RequestError
 from octavo.structured.answer import ShapedAnswer, State
 from octavo.structured.compile import Library, check, compile_spec
-from octavo.structured.matcher import Compiled, MatchError
+from octavo.structured.matcher import Compiled, MatchError, one_line
 from octavo.structured.spec import StructuredOutputs
 from octavo.structured.vocabulary import Vocabulary
 
@@ -147,3 +147,8 @@ def test_a_schema_cannot_loosen_its_own_reading(libraries: dict[str, Library]) -
     lenient = {"type": "integer", "not": {"const": 3}, "x-guidance": {"lenient": True}}
     with pytest.raises(RequestError, match="not"):
         backend(libraries, json=lenient)
+
+
+def test_what_a_library_says_is_one_line_without_its_state() -> None:
+    assert one_line("NoExtensionBias\n<state>\nTokens: 0 tokens\n</state>") == "NoExtensionBias"
+    assert one_line("a\n  b") == "a b"

@@ -47,6 +47,6 @@ class Unsupported(Exception):
 
 
 def one_line(error: Any, limit: int = 400) -> str:
-    """What a library says, on one line."""
-    text = " ".join(str(error).split())
+    """What a library says, on one line, without the dump of its state that llguidance appends."""
+    text = " ".join(str(error).partition("<state>")[0].split())
     return text if len(text) <= limit else text[:limit] + "..."
