@@ -36,24 +36,24 @@ from octavo.bench.workload import WARMUP_LENGTHS, WARMUP_SEED, Source, Work, ids
 from octavo.llm import LLM
 from octavo.weights.demo import demo_model
 
-PROMPT, OUTPUT = 64, 128
+PROMPT = 64
 STARTS_S = 180.0
 PERCENTILES = (50, 90, 99)
 
 
-def work_of(streams: int, vocab_size: int, seed: int) -> list[Work]:
+def work_of(streams: int, output: int, vocab_size: int, seed: int) -> list[Work]:
     source = Source(seed, ids=ids_within(vocab_size))
-    return [source.fixed(PROMPT, OUTPUT) for _ in range(streams)]
+    return [source.fixed(PROMPT, output) for _ in range(streams)]
 
 
-def offline(model: str, platform: str, streams: int, seed: int) -> tuple[float, float, int]:
+def offline(model: str, platform: str, streams: int, output: int, seed: int) -> tuple[float, float, int]:
     """(output tokens a second, seconds of a decode step of a full batch, vocabulary)."""
     with LLM(model, platform=platform, max_num_seqs=streams, max_model_len=1024) as llm:
         vocab = llm.info.vocab_size
-        figures = measure_throughput(llm, work_of(streams, vocab, seed), num_warmups=4)
+        figures = measure_throughput(llm, work_of(streams, output, vocab, seed), num_warmups=4)
         source = Source(WARMUP_SEED + 1, ids=ids_within(vocab))
-        short, long = ([source.fixed(PROMPT, n) for _ in range(streams)] for n in (1, OUTPUT))
-        step = (answer(llm, long, detokenize=True)[0] - answer(llm, short, detokenize=True)[0]) / (OUTPUT - 1)
+        short, long = ([source.fixed(PROMPT, n) for _ in range(streams)] for n in (1, output))
+        step = (answer(llm, long, detokenize=True)[0] - answer(llm, short, detokenize=True)[0]) / (output - 1)
     return figures["output_throughput"], step, vocab
 
 
@@ -97,7 +97,8 @@ def served(url: str, work: list[Work], vocab: int) -> tuple[float, list[Answer]]
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         answers, duration = runner.run(run())
-    wrong = [a.error or f"{a.num_output} tokens" for a in answers if a.error or a.num_output != OUTPUT]
+    pairs = zip(answers, work, strict=True)
+    wrong = [a.error or f"{a.num_output} tokens" for a, w in pairs if a.error or a.num_output != w.num_output]
     if wrong:
         sys.exit(f"{len(wrong)} of {len(answers)} streams went wrong: {wrong[0]}")
     return sum(a.num_output for a in answers) / duration, answers
@@ -108,6 +109,7 @@ def main() -> None:
     parser.add_argument("--model", help="default: the demo model")
     parser.add_argument("--platform", default="cpu")
     parser.add_argument("--streams", type=int, default=64)
+    parser.add_argument("--output-len", type=int, default=128, help="tokens of each answer")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--json", action="store_true", help="one JSON line at the end")
     args = parser.parse_args()
@@ -115,18 +117,20 @@ def main() -> None:
     model = args.model or str(demo_model())
     rounds: list[dict[str, Any]] = []
     for seed in range(args.rounds):
-        alone, step, vocab = offline(model, args.platform, args.streams, seed)
+        alone, step, vocab = offline(model, args.platform, args.streams, args.output_len, seed)
+        print(f"round {seed}: offline {alone:.1f} tok/s, a step takes {step * 1e3:.1f} ms", flush=True)
         with server(model, args.platform, args.streams) as url:
-            rate, answers = served(url, work_of(args.streams, vocab, seed), vocab)
+            rate, answers = served(url, work_of(args.streams, args.output_len, vocab, seed), vocab)
         # The second half of each stream: no prompt is being read any more, so every step is one of a full batch.
-        gaps = np.concatenate([np.diff(a.arrivals[OUTPUT // 2 :]) for a in answers]) - step
+        gaps = np.concatenate([np.diff(a.arrivals[args.output_len // 2 :]) for a in answers]) - step
         added = {f"p{p}": float(np.percentile(gaps, p) * 1e3) for p in PERCENTILES}
         rounds.append(
             {"offline": alone, "served": rate, "ratio": rate / alone, "step_ms": step * 1e3, "added_ms": added}
         )
         late = ", ".join(f"{name} {value:.1f}" for name, value in added.items())
-        print(f"round {seed}: offline {alone:.1f} tok/s, {args.streams} streams {rate:.1f}, ratio {rate / alone:.3f}")
-        print(f"         step {step * 1e3:.1f} ms; added to a token, ms: {late}", flush=True)
+        print(
+            f"         {args.streams} streams {rate:.1f} tok/s, ratio {rate / alone:.3f}; added to a token, ms: {late}"
+        )
     ratio = statistics.median(r["ratio"] for r in rounds)
     print(f"{Path(model).name}: served / offline {ratio:.3f} (median of {len(rounds)})")
     if args.json:
