@@ -13,6 +13,7 @@ from typing import ClassVar
 import torch
 
 from octavo.plugin import YES, Device, LinearSpec, Support, no
+from octavo.plugin.torch import dequantize_weight
 from octavo_cpu import native
 from octavo_cpu.activation import act_and_mul
 from octavo_cpu.linear import EVERY, Matmul, OneDnnLinear, Packed, apply, has_native, packed, plain, room_for
@@ -119,7 +120,8 @@ class GgufLinear:
 
 
 class GemvLinear:
-    """Plain weights read as they lie for few tokens; oneDNN's packed ones, a second copy, for more."""
+    """Plain weights, and quantized ones that are unpacked at load, read as they lie for few tokens; oneDNN's packed
+    form, a second copy, for more."""
 
     name: ClassVar[str] = "gemv"
     gates: ClassVar[tuple[str, ...]] = GgufLinear.gates
@@ -128,17 +130,19 @@ class GemvLinear:
     def supports(cls, spec: LinearSpec, device: Device) -> Support:
         if reason := refusal(spec, device):
             return no(reason)
-        if spec.scheme is not None:
-            return no("reads plain weights only")
         return OneDnnLinear.supports(spec, device)
 
     def prepare(self, weights: Mapping[str, Tensor], spec: LinearSpec, device: Device) -> Packed:
-        """weights: "weight" [N, K]."""
-        weight = weights["weight"].to(getattr(torch, spec.act_dtype)).contiguous()
+        """weights: canonical tensors of `spec.scheme`. Raises UnsupportedModelError if core cannot decode them."""
+        dtype = getattr(torch, spec.act_dtype)
+        if spec.scheme is None:
+            weight = weights["weight"].to(dtype).contiguous()
+        else:
+            weight = dequantize_weight(weights, spec.scheme, dtype)
         few = matmul(spec, spec.act_dtype, weight)
         native_bf16 = spec.act_dtype == "bfloat16" and has_native(torch.bfloat16, device)
         if room_for(weight.numel() * (2 if native_bf16 else 4), device):
-            dense = OneDnnLinear().prepare({"weight": weight}, replace(spec, gate=None), device)
+            dense = OneDnnLinear().prepare({"weight": weight}, replace(spec, gate=None, scheme=None), device)
             return Packed(GEMV_TOKENS_NATIVE_BF16 if native_bf16 else GEMV_TOKENS, few, gated(dense.many, spec.gate))
         if native_bf16:  # one form has to serve all: prompts matter more
             only = gated(packed(weight), spec.gate)
