@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from types import SimpleNamespace
 
-import gguf
 import numpy as np
 import torch
 
@@ -116,12 +115,11 @@ def int4_rows(device: CpuDevice, shapes: tuple[tuple[int, int], ...]) -> Iterato
 
 def gguf_rows(device: CpuDevice, shapes: tuple[tuple[int, int], ...]) -> Iterator[Row]:
     """The float32 weight in torch's hands against GGUF blocks in their own bits, by the compiled library."""
-    sizes = {kind: gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]] for kind in native.KINDS[2:]}
     for n, k in shapes:
         weight = torch.randn(n, k) / k**0.5
         dense = {"F.linear f32": plain(weight), "packed f32": packed(weight)}
         kernels = {}
-        for kind, (columns, size) in sizes.items():
+        for kind, (columns, size) in native.BLOCKS.items():
             if k % columns:
                 continue
             scheme = QuantScheme(weight="int4", group=(1, columns), packing=f"gguf:{kind}")

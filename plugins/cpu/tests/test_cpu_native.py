@@ -23,7 +23,7 @@ from octavo_cpu.device import CpuDevice
 from octavo_cpu.kernels import build
 from octavo_cpu.linear_native import GemvLinear, GgufLinear, matmul, pack
 
-BLOCKS = tuple(kind for kind in native.KINDS if kind not in native.DTYPES)
+BLOCKS = tuple(native.BLOCKS)
 ROUNDING = {"float32": 2e-5, "bfloat16": 8e-3}
 """A share of the largest output: the order of sums, and the rounding of what is stored."""
 
@@ -248,6 +248,8 @@ def test_quantized_kernel_is_for_16_bit_activations_unless_told_otherwise() -> N
 @needs_library
 def test_refusals_name_what_is_not_read() -> None:
     assert "gguf:Q2_K" in GgufLinear.supports(spec_of(32, 256, "bfloat16", kind="Q2_K"), DEVICE).reason
+    assert "96 in_features" in GgufLinear.supports(spec_of(32, 96, "bfloat16", kind="Q4_K"), DEVICE).reason
+    assert "gguf:bfloat16" in GgufLinear.supports(spec_of(32, 64, "bfloat16", kind="bfloat16"), DEVICE).reason
     assert "float16" in GemvLinear.supports(spec_of(32, 64, "float16"), DEVICE).reason
 
 

@@ -68,6 +68,8 @@ def pack(rows: Tensor, kind: str, spec: LinearSpec) -> Tensor:
     shape = (native.KINDS.index(kind), native.GATES.index(spec.gate), spec.out_features, spec.in_features)
     packed = torch.empty(library.octavo_packed_bytes(*shape), dtype=torch.uint8)
     rows = rows.contiguous()
+    columns, size = native.BLOCKS[kind]
+    assert rows.shape == (spec.out_features, spec.in_features // columns * size), f"{spec.name}: {tuple(rows.shape)}"
     library.octavo_pack(*shape, rows.data_ptr(), packed.data_ptr())
     return packed
 
@@ -98,8 +100,10 @@ class GgufLinear:
             return no(reason)
         packing = spec.scheme.packing if spec.scheme else "none"
         kind = packing.removeprefix("gguf:")
-        if packing == kind or kind not in native.KINDS:
-            return no(f"reads {', '.join(k for k in native.KINDS if k not in native.DTYPES)} of GGUF, not {packing}")
+        if packing == kind or kind not in native.BLOCKS:
+            return no(f"reads {', '.join(native.BLOCKS)} of GGUF, not {packing}")
+        if not native.load().octavo_packed_bytes(native.KINDS.index(kind), 0, spec.out_features, spec.in_features):
+            return no(f"{spec.in_features} in_features are not whole blocks of {kind}")
         choice = getattr(device, "int8_activations", "auto")
         if choice == "never":
             return no("rounds activations to 8 bits, which int8_activations=never forbids")

@@ -19,10 +19,23 @@ ABI = 1
 
 ISAS = ("generic", "avx2", "avx512")
 
-KINDS = ("bfloat16", "float32", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+DTYPES = ("bfloat16", "float32")
+
+BLOCKS = {
+    "Q4_0": (32, 18),
+    "Q4_1": (32, 20),
+    "Q5_0": (32, 22),
+    "Q5_1": (32, 24),
+    "Q8_0": (32, 34),
+    "Q4_K": (256, 144),
+    "Q5_K": (256, 176),
+    "Q6_K": (256, 210),
+}
+"""GGUF block types: (columns, bytes) of one block."""
+
+KINDS = (*DTYPES, *BLOCKS)
 """`Kind` of api.h, by index: torch names of plain weights, then GGUF block types."""
 
-DTYPES = ("bfloat16", "float32")
 GATES = (None, "silu", "gelu", "gelu_tanh")
 
 
