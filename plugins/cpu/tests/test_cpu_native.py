@@ -287,7 +287,7 @@ def test_environment_switches_the_library_off_and_rejects_unknown_instruction_se
         assert not reason_under(OCTAVO_CPU_ISA="generic").strip()
 
 
-def test_library_of_another_version_or_that_is_none_is_refused_by_name(tmp_path: Path) -> None:
+def test_file_that_is_no_library_is_refused_with_the_reason(tmp_path: Path) -> None:
     (tmp_path / "none.so").write_text("no library")
     with pytest.raises(build.NoLibraryError, match="do not load"):
         native.bind(str(tmp_path / "none.so"))
