@@ -22,10 +22,11 @@ from octavo.ops import norm as core_norm
 from octavo.ops import rope as core_rope
 from octavo.ops.attention import ReferenceAttention
 from octavo.plugin import AttentionSpec, AttnBatch, AttnLayer, BatchLimits, KVView, LinearSpec, QuantScheme
-from octavo_cpu import activation, host, norm, rope
+from octavo_cpu import activation, host, native, norm, rope
 from octavo_cpu.attention import PagedAttention
 from octavo_cpu.device import CpuDevice
-from octavo_cpu.linear import Int4Linear, OneDnnLinear, packed, plain, widened
+from octavo_cpu.linear import Int4Linear, OneDnnLinear, packed, packs, plain, widened
+from octavo_cpu.linear_native import GemvLinear, GgufLinear
 
 Call = Callable[[], object]
 Row = tuple[str, dict[str, Call]]
@@ -72,7 +73,11 @@ def linear_rows(device: CpuDevice, shapes: tuple[tuple[int, int], ...], dtype: t
         spec = LinearSpec(in_features=k, out_features=n, act_dtype=name, out_dtype=name)
         kernel = OneDnnLinear()
         ours = kernel.prepare({"weight": weight}, spec, device)
-        forms = {"F.linear": plain(weight), "packed": packed(weight)}
+        forms = {"F.linear": plain(weight)}
+        if packs(dtype):
+            forms["packed"] = packed(weight)
+        if GemvLinear.supports(spec, device):
+            forms["gemv"] = GemvLinear().prepare({"weight": weight}, spec, device).few
         if dtype != torch.float32:
             forms["widened"] = widened(weight)
         for tokens in TOKENS:
@@ -106,6 +111,31 @@ def int4_rows(device: CpuDevice, shapes: tuple[tuple[int, int], ...]) -> Iterato
                     "kernel": partial(four.apply, x, four_weight, None),
                 },
             )
+
+
+def gguf_rows(device: CpuDevice, shapes: tuple[tuple[int, int], ...]) -> Iterator[Row]:
+    """The float32 weight in torch's hands against GGUF blocks in their own bits, by the compiled library."""
+    for n, k in shapes:
+        weight = torch.randn(n, k) / k**0.5
+        dense = {"F.linear f32": plain(weight), "packed f32": packed(weight)}
+        kernels = {}
+        for kind, (columns, size) in native.BLOCKS.items():
+            if k % columns:
+                continue
+            scheme = QuantScheme(weight="int4", group=(1, columns), packing=f"gguf:{kind}")
+            spec = LinearSpec(in_features=k, out_features=n, act_dtype="bfloat16", out_dtype="bfloat16", scheme=scheme)
+            if answer := GgufLinear.supports(spec, device):
+                rows = torch.zeros(n, k // columns * size, dtype=torch.uint8)
+                kernels[kind] = GgufLinear().prepare({"weight": rows}, spec, device).few
+            else:
+                print(f"{kind}: {answer.reason}")
+        for tokens in TOKENS:
+            if n * tokens > 1 << 23:
+                continue
+            x = torch.randn(tokens, k)
+            calls: dict[str, Call] = {name: partial(multiply, x, None) for name, multiply in dense.items()}
+            calls |= {name: partial(multiply, x.bfloat16(), None) for name, multiply in kernels.items()}
+            yield f"{n}x{k}, {tokens} tokens", calls
 
 
 def attention_batch(contexts: list[int], new: list[int], block_size: int) -> tuple[AttnBatch, int]:
@@ -241,7 +271,9 @@ def main() -> None:
             if args.family in (None, "ops"):
                 table(f"Small ops, {dtype}", op_rows(dtype), args.seconds)
         if args.family in (None, "linear"):
-            table("GGUF Q4_1 with bfloat16 activations", int4_rows(device, shapes), args.seconds)
+            if packs(torch.bfloat16):
+                table("GGUF Q4_1 with bfloat16 activations", int4_rows(device, shapes), args.seconds)
+            table("GGUF blocks, compiled", gguf_rows(device, shapes), args.seconds)
 
 
 if __name__ == "__main__":

@@ -43,8 +43,9 @@ def assert_near(found: torch.Tensor, exact: torch.Tensor, dtype: str) -> None:
 DEVICES = {
     "wide": FixedDevice(),
     "narrow": FixedDevice(wide_copy=False),
-    "native": FixedDevice(native_bf16=True),
 }
+if packs(torch.bfloat16):  # no CPU has bfloat16 products in hardware that oneDNN cannot multiply at all
+    DEVICES["native"] = FixedDevice(native_bf16=True)
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 2, 3, 4, 33])
@@ -107,6 +108,7 @@ def limit_of(dtype: str, device: CpuDevice) -> int:
     return packed.limit
 
 
+@pytest.mark.skipif(not packs(torch.bfloat16), reason="oneDNN multiplies no bfloat16 on this CPU")
 def test_second_copy_is_kept_only_where_it_helps_and_fits() -> None:
     everything = limit_of("bfloat16", DEVICES["narrow"])
     assert limit_of("bfloat16", DEVICES["wide"]) == 1

@@ -167,7 +167,7 @@ def test_the_index_registers_every_kernel() -> None:
     registry = Registry()
     register(registry)
     assert registry.names == [
-        *("cpu_paged", "int4", "onednn"),
+        *("cpu_paged", "gguf", "gemv", "int4", "onednn"),
         *("rms_norm", "add_rms_norm", "rope", "qkv_norm_rope", "act_and_mul"),
     ]
 

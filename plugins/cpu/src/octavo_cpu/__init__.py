@@ -40,9 +40,25 @@ WIDE_COPY = OptionSpec(
 )
 
 
+def int8_choice(text: str) -> str:
+    """Parse the option `int8_activations`."""
+    if text not in ("auto", "always", "never"):
+        raise ValueError(f"int8_activations must be auto, always or never, not {text!r}")
+    return text
+
+
+INT8_ACTIVATIONS = OptionSpec(
+    type=int8_choice,
+    default="auto",
+    help="auto | always | never: whether GGUF weights are multiplied in their own bits, with activations rounded to 8 "
+    "bits (several times faster); auto does so for 16-bit activations and keeps float32 exact",
+)
+
+
 @hookimpl
 def platform_info() -> PlatformInfo:
-    return PlatformInfo(name="cpu", api="0.1", version=VERSION, device_type="cpu", options={"wide_copy": WIDE_COPY})
+    options = {"wide_copy": WIDE_COPY, "int8_activations": INT8_ACTIVATIONS}
+    return PlatformInfo(name="cpu", api="0.1", version=VERSION, device_type="cpu", options=options)
 
 
 @hookimpl
@@ -70,7 +86,10 @@ def platform_caps(options: Mapping[str, object]) -> PlatformCaps:
         collectives=frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast", "send", "recv"}),
         max_world_size=64,
         features=frozenset({"prefix_cache", "chunked_prefill", "spec_decode", "structured"}),
-        extras={"wide_copy": options.get("wide_copy", WIDE_COPY.default)},
+        extras={
+            "wide_copy": options.get("wide_copy", WIDE_COPY.default),
+            "int8_activations": options.get("int8_activations", INT8_ACTIVATIONS.default),
+        },
     )
 
 
@@ -104,8 +123,13 @@ def make_device(local_rank: int, config: EngineConfig, caps: PlatformCaps) -> De
 
     num_workers = config.parallel.tensor_parallel_size
     num_threads = thread_count(config.platform.threads, num_workers=num_workers)
-    wide_copy = caps.extras.get("wide_copy") != "never"
-    return CpuDevice(local_rank, num_threads=num_threads, num_workers=num_workers, wide_copy=wide_copy)
+    return CpuDevice(
+        local_rank,
+        num_threads=num_threads,
+        num_workers=num_workers,
+        wide_copy=caps.extras.get("wide_copy") != "never",
+        int8_activations=str(caps.extras.get("int8_activations", INT8_ACTIVATIONS.default)),
+    )
 
 
 @hookimpl

@@ -1,0 +1,104 @@
+"""Compiles the C++ kernels into one shared library beside their sources; a C++17 compiler is all it takes.
+
+    python -m octavo_cpu.kernels.build        again, after a change (the installation runs it by itself)
+
+Knows nothing of Octavo or torch: the installation imports it from the bare source tree. The environment may name the
+compiler (CXX) and further flags (OCTAVO_CPU_CXXFLAGS).
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+HERE = Path(__file__).parent
+LIBRARY = HERE / "liboctavo_cpu.so"
+FAILURE = HERE / "build-failure.txt"
+"""Why the last build gave no library; `native.py` tells it to who asks."""
+
+FLAGS = ("-std=c++17", "-O2", "-ftree-vectorize", "-fPIC", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra")
+QUIET = ("-Wno-uninitialized", "-Wno-maybe-uninitialized")
+"""GCC 12's own AVX-512 header starts from registers of undefined content."""
+
+AVX2 = ("-mavx2", "-mfma", "-mf16c")
+OF_FILE = {
+    "isa_avx2.cpp": AVX2,
+    "isa_avx512.cpp": (*AVX2, *(f"-mavx512{part}" for part in ("f", "bw", "dq", "vl", "vnni"))),
+}
+"""Only these files may use more than the platform's base instructions."""
+
+
+class NoLibraryError(Exception):
+    """There is no library, and this is why."""
+
+
+def compiler() -> str:
+    """The C++ compiler: CXX, or the first one on the path."""
+    if named := os.environ.get("CXX"):
+        return named
+    found = next((name for name in ("c++", "g++", "clang++") if shutil.which(name)), None)
+    if found is None:
+        raise NoLibraryError("no C++ compiler was found when octavo-cpu was installed")
+    return found
+
+
+def sources() -> list[Path]:
+    """The files to compile on this machine's architecture."""
+    on_x86 = platform.machine().lower() in ("x86_64", "amd64")
+    return [file for file in sorted(HERE.glob("*.cpp")) if on_x86 or file.name not in OF_FILE]
+
+
+def build(target: Path = LIBRARY, flags: tuple[str, ...] = ()) -> Path:
+    """Compile and link `target`, atomically. Raises NoLibraryError with the compiler's words."""
+    if sys.platform not in ("linux", "darwin"):
+        raise NoLibraryError(f"the compiled kernels are for Linux and macOS, not {sys.platform}")
+    cxx = shlex.split(compiler())
+    extra = (*flags, *shlex.split(os.environ.get("OCTAVO_CPU_CXXFLAGS", "")))
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+
+        def compile_one(file: Path) -> str:
+            out = str(Path(folder) / f"{file.stem}.o")
+            run([*cxx, *FLAGS, *QUIET, *OF_FILE.get(file.name, ()), *extra, "-c", str(file), "-o", out])
+            return out
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            objects = list(pool.map(compile_one, sources()))
+        made = Path(folder) / target.name
+        run([*cxx, "-shared", "-pthread", *extra, *objects, "-o", str(made)])
+        made.replace(target)
+    return target
+
+
+def run(command: list[str]) -> None:
+    """Run one command of the compiler."""
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise NoLibraryError(f"the C++ compiler {command[0]} does not run: {error}") from error
+    if result.returncode:
+        raise NoLibraryError(f"{shlex.join(command)} failed:\n{result.stderr.strip()[-4000:]}")
+
+
+def build_or_say_why() -> bool:
+    """Build; where that fails leave the reason in `FAILURE` and no library. Whether there is one."""
+    FAILURE.unlink(missing_ok=True)
+    try:
+        build()
+    except NoLibraryError as error:
+        LIBRARY.unlink(missing_ok=True)
+        FAILURE.write_text(str(error))
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    if not build_or_say_why():
+        sys.exit(FAILURE.read_text())
+    print(LIBRARY)

@@ -1,0 +1,29 @@
+// What each instruction set supplies, as one table of functions. `isa_*.cpp` fill one each.
+#pragma once
+#include "layout.h"
+#include "threads.h"
+
+namespace octavo {
+
+// A step of a product over some of its tokens. x: what `prepare` made of the activations.
+struct Product {
+  const Linear* layer;
+  const void* x;      // activations in their own dtype [T, K]; while preparing
+  void* prepared;     // Activations [T, K / 32] for packed weights, float [T, K] for plain ones
+  const void* bias;   // or null
+  void* y;
+  int64_t num_tokens;
+};
+
+struct Isa {
+  const char* name;
+  Work prepare;   // over tokens
+  Work multiply;  // over panels of outputs
+};
+
+extern const Isa GENERIC;
+#if defined(__x86_64__)
+extern const Isa AVX2, AVX512;
+#endif
+
+}  // namespace octavo

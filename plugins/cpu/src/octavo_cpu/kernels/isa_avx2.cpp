@@ -1,0 +1,7 @@
+#include <initializer_list>
+
+#include "simd_avx2.h"
+
+#include "product.h"
+
+const octavo::Isa octavo::AVX2{"avx2", prepare, multiply};

@@ -1,0 +1,7 @@
+#include <initializer_list>
+
+#include "simd_generic.h"
+
+#include "product.h"
+
+const octavo::Isa octavo::GENERIC{"generic", prepare, multiply};

@@ -1,0 +1,86 @@
+// Sixteen lanes as one register: AVX-512 F, BW, DQ, VL and VNNI.
+#pragma once
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+
+namespace {
+
+struct Simd {
+  static constexpr int TOKENS = 8;
+  struct F { __m512 a; };
+  struct I { __m512i a; };
+  struct B { __m512i a; };
+  using Dot = I;
+
+  static F set1(float x) { return {_mm512_set1_ps(x)}; }
+  static F load(const float* p) { return {_mm512_loadu_ps(p)}; }
+  static void store(float* p, F x) { _mm512_storeu_ps(p, x.a); }
+  static __m128i load16(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
+  static __m256i load32(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
+  static F load_bf16(const uint16_t* p) {
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load32(p)), 16))};
+  }
+  // Round to nearest even; a NaN stays one.
+  static void store_bf16(uint16_t* p, F x) {
+    const __m512i u = _mm512_castps_si512(x.a), odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
+    const __m512i r = _mm512_srli_epi32(_mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
+    const __mmask16 nan = _mm512_cmp_ps_mask(x.a, x.a, _CMP_UNORD_Q);
+    const __m256i out = _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(r, nan, _mm512_set1_epi32(0x7fc0)));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), out);
+  }
+  static F load_half(const uint8_t* p) { return {_mm512_cvtph_ps(load32(p))}; }
+  static F load_u8(const uint8_t* p) { return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(load16(p)))}; }
+  static F load_s8(const uint8_t* p) { return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load16(p)))}; }
+  static F add(F x, F y) { return {_mm512_add_ps(x.a, y.a)}; }
+  static F sub(F x, F y) { return {_mm512_sub_ps(x.a, y.a)}; }
+  static F mul(F x, F y) { return {_mm512_mul_ps(x.a, y.a)}; }
+  static F div(F x, F y) { return {_mm512_div_ps(x.a, y.a)}; }
+  static F fma(F x, F y, F z) { return {_mm512_fmadd_ps(x.a, y.a, z.a)}; }
+  static F min(F x, F y) { return {_mm512_min_ps(x.a, y.a)}; }
+  static F max(F x, F y) { return {_mm512_max_ps(x.a, y.a)}; }
+  static F abs(F x) { return {_mm512_andnot_ps(_mm512_set1_ps(-0.0f), x.a)}; }
+  static F copysign(F x, F y) {
+    const __m512 s = _mm512_set1_ps(-0.0f);
+    return {_mm512_or_ps(_mm512_andnot_ps(s, x.a), _mm512_and_ps(s, y.a))};
+  }
+  static F round(F x) { return {_mm512_roundscale_ps(x.a, 8)}; }
+  static F pow2(F x) {
+    const __m512i e = _mm512_add_epi32(_mm512_cvtps_epi32(x.a), _mm512_set1_epi32(127));
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(e, 23))};
+  }
+  static float sum(F x) { return _mm512_reduce_add_ps(x.a); }
+  static float largest(F x) { return _mm512_reduce_max_ps(x.a); }
+
+  static I set1(int32_t x) { return {_mm512_set1_epi32(x)}; }
+  static F to_float(I x) { return {_mm512_cvtepi32_ps(x.a)}; }
+  static int32_t sum(I x) { return _mm512_reduce_add_epi32(x.a); }
+  static I to_int(F x) { return {_mm512_cvtps_epi32(x.a)}; }
+  static void store_s8(int8_t* p, I x) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(x.a));
+  }
+
+  static B load_codes(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
+  static B bits(B x, int shift, int mask) {
+    return {_mm512_and_si512(_mm512_srli_epi16(x.a, unsigned(shift)), _mm512_set1_epi8(char(mask)))};
+  }
+  static B join(B low, B high) { return {_mm512_or_si512(low.a, _mm512_slli_epi16(high.a, 4))}; }
+
+  // VNNI reads codes unsigned: signed ones are moved up by 128, which the caller takes off again.
+  static constexpr int SIGNED_BIAS = 128;
+  static constexpr int quads_before_flush(int) { return 8; }
+  static __m512i quad(const int8_t* x) {
+    int32_t q;
+    memcpy(&q, x, 4);
+    return _mm512_set1_epi32(q);
+  }
+  static Dot no_dot() { return set1(0); }
+  static void dot(Dot& d, B codes, const int8_t* x) { d.a = _mm512_dpbusd_epi32(d.a, codes.a, quad(x)); }
+  static void flush(I& sum, Dot d) { sum.a = _mm512_add_epi32(sum.a, d.a); }
+  static void dot_signed(I& d, B codes, const int8_t* x) {
+    d.a = _mm512_dpbusd_epi32(d.a, _mm512_xor_si512(codes.a, _mm512_set1_epi8(char(0x80))), quad(x));
+  }
+};
+
+}  // namespace

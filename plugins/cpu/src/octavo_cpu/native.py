@@ -1,0 +1,103 @@
+"""The compiled library, if there is one: found, checked and bound once. Knows no torch.
+
+The environment has two switches, read when the library is first asked for:
+
+- OCTAVO_CPU_NATIVE=0 leaves it alone: the pure-torch tier runs;
+- OCTAVO_CPU_ISA=generic | avx2 | avx512 takes that instruction set instead of the best one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from functools import cache
+
+from octavo_cpu.kernels.build import FAILURE, LIBRARY, NoLibraryError
+
+ABI = 1
+"""`OCTAVO_ABI` of `kernels/api.h`, which this file mirrors."""
+
+ISAS = ("generic", "avx2", "avx512")
+
+DTYPES = ("bfloat16", "float32")
+
+BLOCKS = {
+    "Q4_0": (32, 18),
+    "Q4_1": (32, 20),
+    "Q5_0": (32, 22),
+    "Q5_1": (32, 24),
+    "Q8_0": (32, 34),
+    "Q4_K": (256, 144),
+    "Q5_K": (256, 176),
+    "Q6_K": (256, 210),
+}
+"""GGUF block types: (columns, bytes) of one block."""
+
+KINDS = (*DTYPES, *BLOCKS)
+"""`Kind` of api.h, by index: torch names of plain weights, then GGUF block types."""
+
+GATES = (None, "silu", "gelu", "gelu_tanh")
+
+
+class Linear(ctypes.Structure):
+    """`octavo::Linear`: one layer. The weight's memory is the caller's."""
+
+    _fields_ = (
+        ("kind", ctypes.c_int32),
+        ("dtype", ctypes.c_int32),
+        ("gate", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
+        ("num_out", ctypes.c_int64),
+        ("num_in", ctypes.c_int64),
+        ("weight", ctypes.c_void_p),
+    )
+
+
+def bind(path: str) -> ctypes.CDLL:
+    """Load a library and declare its functions. Raises NoLibraryError if it is none, or of another version."""
+    try:
+        library = ctypes.CDLL(path)
+        found = library.octavo_abi()
+    except (OSError, AttributeError) as error:
+        raise NoLibraryError(f"the compiled kernels do not load: {error}") from error
+    if found != ABI:
+        raise NoLibraryError(f"the compiled kernels are of version {found}, not {ABI}: reinstall octavo-cpu")
+    pointer, size = ctypes.c_void_p, ctypes.c_int64
+    library.octavo_use_isa.argtypes = [ctypes.c_char_p]
+    library.octavo_isa.restype = ctypes.c_char_p
+    library.octavo_set_threads.argtypes = [ctypes.c_int]
+    library.octavo_set_threads.restype = None
+    library.octavo_packed_bytes.argtypes = [ctypes.c_int, ctypes.c_int, size, size]
+    library.octavo_packed_bytes.restype = size
+    library.octavo_pack.argtypes = [ctypes.c_int, ctypes.c_int, size, size, pointer, pointer]
+    library.octavo_pack.restype = None
+    library.octavo_linear.argtypes = [pointer, pointer, pointer, pointer, size]
+    library.octavo_linear.restype = None
+    return library
+
+
+@cache
+def load() -> ctypes.CDLL:
+    """The library with its instruction set chosen. Raises NoLibraryError with the reason."""
+    if os.environ.get("OCTAVO_CPU_NATIVE") == "0":
+        raise NoLibraryError("the compiled kernels are switched off by OCTAVO_CPU_NATIVE=0")
+    if not LIBRARY.exists():
+        why = FAILURE.read_text() if FAILURE.exists() else "they were not built: python -m octavo_cpu.kernels.build"
+        raise NoLibraryError(f"octavo-cpu has no compiled kernels here: {why}")
+    library = bind(str(LIBRARY))
+    wanted = os.environ.get("OCTAVO_CPU_ISA", "")
+    if wanted not in ("", *ISAS):
+        raise NoLibraryError(f"OCTAVO_CPU_ISA must be one of {', '.join(ISAS)}, not {wanted!r}")
+    if not library.octavo_use_isa(wanted.encode()):
+        raise NoLibraryError(f"OCTAVO_CPU_ISA={wanted}: this CPU has no {wanted}")
+    return library
+
+
+@cache
+def why_not() -> str:
+    """Why there is no library; empty if there is one."""
+    try:
+        load()
+    except NoLibraryError as error:
+        return str(error)
+    return ""

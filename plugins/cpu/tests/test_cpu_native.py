@@ -1,0 +1,326 @@
+"""The compiled kernels, on every instruction set of this machine: exact for what they round, near for the rest."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from octavo.plugin import LinearSpec, QuantScheme
+from octavo_cpu import native
+from octavo_cpu.device import CpuDevice
+from octavo_cpu.kernels import build
+from octavo_cpu.linear_native import GemvLinear, GgufLinear, matmul, pack
+
+BLOCKS = tuple(native.BLOCKS)
+ROUNDING = {"float32": 2e-5, "bfloat16": 8e-3}
+"""A share of the largest output: the order of sums, and the rounding of what is stored."""
+
+needs_library = pytest.mark.skipif(bool(native.why_not()), reason=native.why_not() or "there is a library")
+DEVICE = CpuDevice(num_threads=1)
+
+
+def isas() -> list[str]:
+    """The instruction sets that run here."""
+    if native.why_not():
+        return []
+    library = native.load()
+    first = library.octavo_isa()
+    found = [name for name in native.ISAS if library.octavo_use_isa(name.encode())]
+    library.octavo_use_isa(first)
+    return found
+
+
+@pytest.fixture(params=isas())
+def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    library = native.load()
+    first = library.octavo_isa()
+    assert library.octavo_use_isa(request.param.encode())
+    yield request.param
+    library.octavo_use_isa(first)
+    library.octavo_set_threads(1)
+
+
+def gaussian(*shape: int, seed: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def spec_of(n: int, k: int, dtype: str, *, kind: str | None = None, gate: str | None = None) -> LinearSpec:
+    scheme = None if kind is None else QuantScheme(weight="int4", packing=f"gguf:{kind}")
+    return LinearSpec(in_features=k, out_features=n, act_dtype=dtype, out_dtype=dtype, scheme=scheme, gate=gate)
+
+
+def random_blocks(kind: str, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Blocks of every code and sane scales, and the float32 weight that the `gguf` package reads from them."""
+    qtype = gguf.GGMLQuantizationType[kind]
+    columns, size = gguf.GGML_QUANT_SIZES[qtype]
+    rng = np.random.default_rng(n * 1000 + k)
+    blocks = rng.integers(0, 256, (n, k // columns, size), dtype=np.uint8)
+
+    def put_half(at: int, value: float) -> None:
+        numbers = value * (0.5 + rng.random((n, k // columns, 1)))
+        blocks[..., at : at + 2] = numbers.astype(np.float16).view(np.uint8)
+
+    put_half(208 if kind == "Q6_K" else 0, 0.001 if kind == "Q6_K" else 0.01)
+    if kind in ("Q4_1", "Q5_1"):
+        put_half(2, -0.08)
+    if kind in ("Q4_K", "Q5_K"):
+        put_half(2, 0.02)
+    rows = blocks.reshape(n, -1)
+    return torch.from_numpy(rows), torch.from_numpy(gguf.dequantize(rows, qtype))
+
+
+def rounded_to_8_bits(x: torch.Tensor) -> torch.Tensor:
+    """What the kernels make of activations: blocks of 32, the largest magnitude 127."""
+    blocks = x.float().unflatten(-1, (-1, 32))
+    largest = blocks.abs().amax(-1, keepdim=True)
+    codes = torch.round(blocks * torch.where(largest > 0, 127 / largest, 0.0))
+    return (codes * (largest / 127)).flatten(-2)
+
+
+def assert_near(found: torch.Tensor, exact: torch.Tensor, dtype: str) -> None:
+    assert found.shape == exact.shape
+    assert found.dtype == getattr(torch, dtype)
+    if exact.numel():
+        assert (found.float() - exact).abs().max() <= ROUNDING[dtype] * exact.abs().max()
+
+
+def after_gate(product: torch.Tensor, gate: str | None, dtype: str) -> torch.Tensor:
+    """The contract's roundings: product, activation and their product, each to the output's dtype."""
+    if gate is None:
+        return product
+    functions = {"silu": F.silu, "gelu": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh")}
+    kind = getattr(torch, dtype)
+    left, right = product.to(kind).float().chunk(2, dim=-1)
+    return functions[gate](left).to(kind).float() * right
+
+
+SHAPES = ((1, 256), (17, 256), (96, 512), (130, 768))
+TOKENS = (0, 1, 2, 3, 7, 16, 65)
+
+
+@needs_library
+@pytest.mark.parametrize("dtype", native.DTYPES)
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_block_product_equals_that_of_the_weight_and_the_rounded_activations(isa: str, kind: str, dtype: str) -> None:
+    for n, k in SHAPES:
+        rows, weight = random_blocks(kind, n, k)
+        spec = spec_of(n, k, dtype, kind=kind)
+        product = matmul(spec, kind, pack(rows, kind, spec))
+        bias = gaussian(n, seed=1).to(getattr(torch, dtype))
+        for tokens in TOKENS:
+            x = gaussian(tokens, k, seed=tokens).to(getattr(torch, dtype))
+            exact = rounded_to_8_bits(x) @ weight.t()
+            assert_near(product(x, None), exact, dtype)
+            assert_near(product(x, bias), exact + bias.float(), dtype)
+
+
+@needs_library
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_rounding_activations_costs_no_more_than_half_a_code_a_column(isa: str, kind: str) -> None:
+    """|y - exact| <= sum over columns of |w| * largest / 254: the bound that the README states."""
+    rows, weight = random_blocks(kind, 48, 512)
+    spec = spec_of(48, 512, "float32", kind=kind)
+    x = gaussian(5, 512, seed=3)
+    found = matmul(spec, kind, pack(rows, kind, spec))(x, None)
+    steps = x.unflatten(-1, (-1, 32)).abs().amax(-1).repeat_interleave(32, dim=-1) / 254
+    exact = x @ weight.t()
+    assert ((found - exact).abs() <= 1.001 * steps @ weight.abs().t() + 1e-4).all()
+    assert (found - exact).abs().max() > 0, "activations were not rounded: the test shows nothing"
+
+
+@needs_library
+@pytest.mark.parametrize("dtype", native.DTYPES)
+def test_plain_product_equals_the_float32_one(isa: str, dtype: str) -> None:
+    for n, k in ((1, 1), (17, 31), (96, 64), (50, 200)):
+        weight, bias = (gaussian(*shape, seed=7).to(getattr(torch, dtype)) for shape in ((n, k), (n,)))
+        product = matmul(spec_of(n, k, dtype), dtype, weight)
+        for tokens in (*TOKENS, 300):
+            x = gaussian(tokens, k, seed=tokens).to(getattr(torch, dtype))
+            exact = x.float() @ weight.float().t()
+            assert_near(product(x, None), exact, dtype)
+            assert_near(product(x, bias), exact + bias.float(), dtype)
+
+
+@needs_library
+@pytest.mark.parametrize("gate", native.GATES[1:])
+@pytest.mark.parametrize("dtype", native.DTYPES)
+def test_gates_follow_the_product(isa: str, dtype: str, gate: str) -> None:
+    rows, weight = random_blocks("Q4_K", 70, 256)
+    x, bias = gaussian(6, 256, seed=1).to(getattr(torch, dtype)), gaussian(70, seed=2).to(getattr(torch, dtype))
+    spec = spec_of(70, 256, dtype, kind="Q4_K", gate=gate)
+    found = matmul(spec, "Q4_K", pack(rows, "Q4_K", spec))(x, bias)
+    assert_near(found, after_gate(rounded_to_8_bits(x) @ weight.t() + bias.float(), gate, dtype), dtype)
+    plain = gaussian(70, 256, seed=3).to(getattr(torch, dtype))
+    found = matmul(spec_of(70, 256, dtype, gate=gate), dtype, plain)(x, bias)
+    assert_near(found, after_gate(x.float() @ plain.float().t() + bias.float(), gate, dtype), dtype)
+
+
+@needs_library
+def test_activations_of_zero_stay_zero_and_what_is_no_number_is_not_hidden(isa: str) -> None:
+    rows, _ = random_blocks("Q4_1", 16, 64)
+    spec = spec_of(16, 64, "float32", kind="Q4_1")
+    product = matmul(spec, "Q4_1", pack(rows, "Q4_1", spec))
+    x = torch.zeros(4, 64)
+    x[1, 3], x[2, 40], x[3, 5] = float("nan"), float("inf"), 1e-38
+    found = product(x, None)
+    assert (found[0] == 0).all()
+    assert found[1].isnan().all()
+    assert not found[2].isfinite().any()
+    assert found[3].abs().max() < 1e-30
+
+
+@needs_library
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_threads_change_no_bit(isa: str, threads: int) -> None:
+    rows, _ = random_blocks("Q8_0", 1040, 512)
+    spec = spec_of(1040, 512, "float32", kind="Q8_0")
+    native.load().octavo_set_threads(1)
+    alone = matmul(spec, "Q8_0", pack(rows, "Q8_0", spec))
+    x = gaussian(70, 512, seed=1)
+    expected = alone(x, None)
+    native.load().octavo_set_threads(threads)
+    shared = matmul(spec, "Q8_0", pack(rows, "Q8_0", spec))
+    for _ in range(20):
+        assert torch.equal(shared(x, None), expected)
+
+
+@needs_library
+def test_products_of_several_callers_at_once_are_each_right() -> None:
+    native.load().octavo_set_threads(2)
+    weight = gaussian(512, 512, seed=1)
+    product = matmul(spec_of(512, 512, "float32"), "float32", weight)
+    wrong = []
+
+    def call(seed: int) -> None:
+        x = gaussian(8, 512, seed=seed)
+        for _ in range(50):
+            if not torch.allclose(product(x, None), x @ weight.t(), atol=1e-3):
+                wrong.append(seed)
+
+    callers = [threading.Thread(target=call, args=(seed,)) for seed in range(4)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    native.load().octavo_set_threads(1)
+    assert not wrong
+
+
+@needs_library
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_forked_child_multiplies() -> None:
+    code = (
+        "import os, torch; from octavo_cpu import native; from octavo.plugin import LinearSpec;"
+        "from octavo_cpu.linear_native import matmul; native.load().octavo_set_threads(2);"
+        "s = LinearSpec(in_features=512, out_features=512, act_dtype='float32', out_dtype='float32');"
+        "m = matmul(s, 'float32', torch.ones(512, 512)); x = torch.ones(4, 512); m(x, None); pid = os.fork();"
+        "good = bool((m(x, None) == 512).all()); native.load().octavo_set_threads(3); m(x, None);"
+        "os._exit(not good) if pid == 0 else None; raise SystemExit(os.waitpid(pid, 0)[1])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=120).returncode == 0
+
+
+@needs_library
+def test_quantized_kernel_is_for_16_bit_activations_unless_told_otherwise() -> None:
+    q4 = {dtype: spec_of(32, 64, dtype, kind="Q4_1") for dtype in ("bfloat16", "float32")}
+    answers = {
+        (choice, dtype): GgufLinear.supports(spec, CpuDevice(num_threads=1, int8_activations=choice)).ok
+        for choice in ("auto", "always", "never")
+        for dtype, spec in q4.items()
+    }
+    allowed = {key for key, ok in answers.items() if ok}
+    assert allowed == {("auto", "bfloat16"), ("always", "bfloat16"), ("always", "float32")}
+    assert "int8_activations=always" in GgufLinear.supports(q4["float32"], DEVICE).reason
+
+
+@needs_library
+def test_refusals_name_what_is_not_read() -> None:
+    assert "gguf:Q2_K" in GgufLinear.supports(spec_of(32, 256, "bfloat16", kind="Q2_K"), DEVICE).reason
+    assert "96 in_features" in GgufLinear.supports(spec_of(32, 96, "bfloat16", kind="Q4_K"), DEVICE).reason
+    assert "gguf:bfloat16" in GgufLinear.supports(spec_of(32, 64, "bfloat16", kind="bfloat16"), DEVICE).reason
+    assert "float16" in GemvLinear.supports(spec_of(32, 64, "float16"), DEVICE).reason
+
+
+@needs_library
+@pytest.mark.parametrize("gate", native.GATES)
+@pytest.mark.parametrize("dtype", native.DTYPES)
+def test_weight_unpacked_at_load_serves_few_tokens_and_many(dtype: str, gate: str | None) -> None:
+    rows, weight = random_blocks("Q4_1", 64, 96)
+    weight = weight.to(getattr(torch, dtype)).float()
+    spec, kernel = spec_of(64, 96, dtype, kind="Q4_1", gate=gate), GemvLinear()
+    assert kernel.supports(spec, DEVICE)
+    packed = kernel.prepare({"weight": rows}, spec, DEVICE)
+    for tokens in (0, 1, packed.limit, min(packed.limit, 100) + 1):
+        if tokens > 1000:
+            continue
+        x = gaussian(tokens, 96, seed=tokens).to(getattr(torch, dtype))
+        exact = after_gate(x.float() @ weight.t(), gate, dtype)
+        found = kernel.apply(x, packed, None)
+        assert found.shape == exact.shape
+        if tokens:
+            assert (found.float() - exact).abs().max() <= 2 * ROUNDING[dtype] * exact.abs().max()
+
+
+def reason_under(**environment: str) -> str:
+    """What a fresh process says of the library."""
+    command = [sys.executable, "-c", "from octavo_cpu import native; print(native.why_not())"]
+    env = os.environ | environment
+    return subprocess.run(command, env=env, check=True, capture_output=True, text=True, timeout=60).stdout
+
+
+def test_environment_switches_the_library_off_and_rejects_unknown_instruction_sets() -> None:
+    assert "OCTAVO_CPU_NATIVE=0" in reason_under(OCTAVO_CPU_NATIVE="0")
+    if not native.why_not():
+        assert "must be one of generic" in reason_under(OCTAVO_CPU_ISA="mmx")
+        assert not reason_under(OCTAVO_CPU_ISA="generic").strip()
+
+
+def test_file_that_is_no_library_is_refused_with_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "none.so").write_text("no library")
+    with pytest.raises(build.NoLibraryError, match="do not load"):
+        native.bind(str(tmp_path / "none.so"))
+
+
+def test_build_without_a_compiler_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", str(tmp_path / "no-compiler"))
+    monkeypatch.setattr(build, "LIBRARY", tmp_path / "library.so")
+    monkeypatch.setattr(build, "FAILURE", tmp_path / "why.txt")
+    assert not build.build_or_say_why()
+    assert "no-compiler does not run" in (tmp_path / "why.txt").read_text()
+    assert not (tmp_path / "library.so").exists()
+
+
+def test_structure_handed_to_the_library_is_as_large_as_its_twin() -> None:
+    assert ctypes.sizeof(native.Linear) == 40
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_sanitizers_find_nothing(tmp_path: Path) -> None:
+    """Every kind, odd shapes and threads, under AddressSanitizer and UndefinedBehaviorSanitizer."""
+    if shutil.which("g++") is None:
+        pytest.skip("g++ is not installed")
+    program = tmp_path / "sanitized"
+    driver = Path(__file__).with_name("sanitized_products.cpp")
+    flags = ["-std=c++17", "-O0", "-g1", "-pthread", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    objects = []
+    for file in [*build.sources(), driver]:
+        objects.append(str(tmp_path / f"{file.stem}.o"))
+        command = ["g++", *flags, *build.OF_FILE.get(file.name, ()), f"-I{build.HERE}", "-c", str(file), "-o"]
+        subprocess.run([*command, objects[-1]], check=True)
+    subprocess.run(["g++", *flags, *objects, "-o", str(program)], check=True)
+    done = subprocess.run([program], capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "products" in done.stdout
