@@ -82,7 +82,7 @@ def load() -> ctypes.CDLL:
     if os.environ.get("OCTAVO_CPU_NATIVE") == "0":
         raise NoLibraryError("the compiled kernels are switched off by OCTAVO_CPU_NATIVE=0")
     if not LIBRARY.exists():
-        why = FAILURE.read_text() if FAILURE.exists() else "they were not built: python -m octavo_cpu.kernels.build"
+        why = FAILURE.read_text() if FAILURE.exists() else "they were not built: run python -m octavo_cpu.kernels.build"
         raise NoLibraryError(f"octavo-cpu has no compiled kernels here: {why}")
     library = bind(str(LIBRARY))
     wanted = os.environ.get("OCTAVO_CPU_ISA", "")
