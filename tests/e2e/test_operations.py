@@ -57,6 +57,8 @@ def test_a_sleeping_engine_refuses_requests_and_a_woken_one_says_the_same(steere
     slept = httpx.post(f"{steered.url}/sleep", params={"level": level}, timeout=60)
     assert slept.json() == {"status": "sleeping", "level": level}
     assert httpx.get(f"{steered.url}/is_sleeping").json() == {"is_sleeping": True}
+    resumed = httpx.post(f"{steered.url}/resume")
+    assert (resumed.status_code, resumed.json()["error"]["code"]) == (503, "asleep")
     refused = httpx.post(f"{steered.url}/v1/completions", json=BODY)
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "asleep")
     assert httpx.get(f"{steered.url}/health").status_code == 200

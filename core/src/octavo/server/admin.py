@@ -13,7 +13,7 @@ import msgspec
 
 from octavo import __version__
 from octavo.engine.client import Mode
-from octavo.errors import ConfigError, RequestError
+from octavo.errors import ConfigError, EngineAsleepError, RequestError
 from octavo.server.decode import decode_body
 from octavo.server.endpoint import Call, Handler
 from octavo.server.errors import admin_only
@@ -110,7 +110,9 @@ async def pause(service: Service, call: Call[None]) -> Status:
 
 
 async def resume(service: Service, call: Call[None]) -> Status:
-    """Go on after /pause."""
+    """Go on after /pause. Raises EngineAsleepError where that is not what it takes."""
+    if service.client.stats().sleep_level:
+        raise EngineAsleepError("the engine is asleep, not paused: wake it up (POST /wake_up)")
     await service.client.control("resume")
     return Status("resumed")
 
