@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -13,6 +14,7 @@ import torch
 
 from octavo import LLM, SamplingParams
 from octavo.plugin import BatchKey, LinearSpec
+from octavo.structured.spec import StructuredOutputs
 from octavo.testing.conformance.run import run
 from octavo.testing.tiny import make_model
 from octavo_cuda.device import CudaDevice
@@ -96,6 +98,32 @@ def test_a_chunked_prompt_continues_as_a_whole_one(tmp_path: Path) -> None:
     model = make_model(tmp_path, "llama", tokenizer=False)
     whole, chunked = (generate(model, dtype="float32", max_num_batched_tokens=n) for n in (512, 24))
     assert agreement(whole, chunked) > 0.95
+
+
+def test_rows_that_ask_for_more_are_sampled_behind_a_recorded_step(tmp_path: Path) -> None:
+    """Masked rows, filtered ones and rows with logprobs beside plain ones: as in eager steps, and no mask is lost."""
+    model = make_model(tmp_path, "llama")
+    shape = StructuredOutputs(regex="[a-d]{24}")
+    params = [
+        SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True),
+        SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, structured_outputs=shape),
+        SamplingParams(temperature=1.0, seed=1, max_tokens=NUM_TOKENS, structured_outputs=shape, n=3),
+        SamplingParams(temperature=1.0, seed=2, top_k=5, top_p=0.9, max_tokens=NUM_TOKENS, ignore_eos=True),
+        SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=3),
+    ]
+
+    def answers(**options: Any) -> list[tuple[str, list[int]]]:
+        options |= {"platform": "cuda", "dtype": "float32", "max_model_len": 256, "max_num_seqs": 8}
+        with LLM(str(model), num_kv_blocks=128, **options) as llm:
+            results = llm.generate(PROMPTS[: len(params)], params, use_tqdm=False)
+        assert all(len(out.logprobs or ()) == NUM_TOKENS for out in results[4].outputs)
+        return [(out.text, list(out.token_ids)) for result in results for out in result.outputs]
+
+    recorded = answers()
+    for text, _ in recorded[1:5]:
+        assert re.fullmatch("[a-d]{24}", text), text
+    assert recorded == answers(run_ahead=0)
+    assert agreement([ids for _, ids in recorded], [ids for _, ids in answers(enforce_eager=True)]) > 0.95
 
 
 @dataclass(frozen=True)
@@ -186,5 +214,6 @@ def test_the_device_is_described_as_the_driver_does(device: CudaDevice) -> None:
 
 @pytest.mark.slow
 def test_every_kernel_passes_the_conformance_kit() -> None:
-    result = run("cuda", tiers=("0", "1", "2", "3"), config=Path(__file__).parents[1] / "conformance.toml", quiet=True)
+    settings = Path(__file__).parents[1] / "conformance.toml"
+    result = run("cuda", tiers=("0", "1", "2", "3"), config=settings, quiet=True, jobs=8)
     assert result.passed, result.summary()
