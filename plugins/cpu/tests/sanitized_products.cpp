@@ -33,7 +33,8 @@ int main() {
                 std::vector<uint8_t> x(tokens * k * size, 0x3f), y(tokens * n * size / (gate ? 2 : 1)), bias(n * size, 0x3e);
                 if (!x.empty()) x[1] = x[2] = x[3] = 0xff;  // a NaN among them
                 const Linear layer{kind, dtype, gate, 0, n, k, weight.data()};
-                octavo_linear(&layer, x.data(), tokens % 2 ? bias.data() : nullptr, y.data(), tokens);
+                const LinearArgs args{&layer, x.data(), tokens % 2 ? bias.data() : nullptr, y.data(), tokens};
+                octavo_linear(&args);
                 ++products;
               }
     }

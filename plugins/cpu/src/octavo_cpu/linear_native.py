@@ -25,9 +25,21 @@ GEMV_TOKENS, GEMV_TOKENS_NATIVE_BF16 = 16, 4
 hardware, is an estimate: oneDNN's own reading there reaches half of the memory's rate for one token."""
 
 
+class LinearArgs(ctypes.Structure):
+    """`octavo::LinearArgs`."""
+
+    _fields_ = (
+        ("layer", ctypes.c_void_p),
+        ("x", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("y", ctypes.c_void_p),
+        ("num_tokens", ctypes.c_int64),
+    )
+
+
 def matmul(spec: LinearSpec, kind: str, weight: Tensor) -> Matmul:
     """The library's product with a weight that lies in memory as `kind` says."""
-    call = native.load().octavo_linear
+    call = native.step_function("linear")
     layer = native.Linear(
         kind=native.KINDS.index(kind),
         dtype=native.DTYPES.index(spec.act_dtype),
@@ -38,18 +50,18 @@ def matmul(spec: LinearSpec, kind: str, weight: Tensor) -> Matmul:
     )
     address, kept = ctypes.addressof(layer), (layer, weight)
     width = spec.out_features // 2 if spec.gate else spec.out_features
-    dtype, empty = getattr(torch, spec.act_dtype), torch.empty
+    dtype, empty = getattr(torch, spec.act_dtype), native.empty
 
     def multiply(x: Tensor, bias: Tensor | None, kept: object = kept) -> Tensor:
         tokens = x.shape[0]
         if not x.is_contiguous():
             x = x.contiguous()
-        y = empty((tokens, width), dtype=dtype)
+        y = empty((tokens, width), dtype)
         if bias is None:
-            call(address, x.data_ptr(), None, y.data_ptr(), tokens)
+            call(LinearArgs(address, x.data_ptr(), None, y.data_ptr(), tokens))
         else:
             bias = bias.to(dtype)
-            call(address, x.data_ptr(), bias.data_ptr(), y.data_ptr(), tokens)
+            call(LinearArgs(address, x.data_ptr(), bias.data_ptr(), y.data_ptr(), tokens))
         return y
 
     return multiply

@@ -1,4 +1,10 @@
-"""The compiled library, if there is one: found, checked and bound once. Knows no torch.
+"""The compiled library, if there is one: found, checked and bound once; and how a step calls its functions.
+
+A function of a step takes one flat structure of pointers and numbers. So a step can be recorded as a list of (function,
+bytes of its arguments) and run again without Python (`tape.py`). What holds for whoever calls one:
+
+- results and temporaries come from `empty`: within a recording that is memory of the tape;
+- what differs from step to step is read by the function from memory whose address stays.
 
 The environment has two switches, read when the library is first asked for:
 
@@ -10,11 +16,16 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
+from collections.abc import Callable
 from functools import cache
+from typing import Protocol
+
+import torch
 
 from octavo_cpu.kernels.build import FAILURE, LIBRARY, NoLibraryError
 
-ABI = 1
+ABI = 2
 """`OCTAVO_ABI` of `kernels/api.h`, which this file mirrors."""
 
 ISAS = ("generic", "avx2", "avx512")
@@ -37,6 +48,49 @@ KINDS = (*DTYPES, *BLOCKS)
 """`Kind` of api.h, by index: torch names of plain weights, then GGUF block types."""
 
 GATES = (None, "silu", "gelu", "gelu_tanh")
+
+
+StepFunction = Callable[[ctypes.Structure], None]
+
+
+class Recorder(Protocol):
+    """Takes down the calls of a step."""
+
+    def append(self, function: int, args: bytes) -> None: ...
+
+
+class Recording(threading.local):
+    """The recorder of this thread's step, if one is being recorded."""
+
+    recorder: Recorder | None = None
+
+
+recording = Recording()
+
+
+def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """A new tensor of undefined content. While a step is recorded torch takes it from the tape's memory."""
+    return torch.empty(shape, dtype=dtype)
+
+
+@cache
+def step_function(name: str) -> StepFunction:
+    """`void octavo_<name>(const Args*)` as a function of the structure of its arguments, recorded where a step is.
+
+    The library reads the structure during the call only. Raises NoLibraryError if there is no library.
+    """
+    function = getattr(load(), f"octavo_{name}")
+    function.argtypes, function.restype = [ctypes.c_void_p], None
+    address = ctypes.cast(function, ctypes.c_void_p).value
+    assert address is not None
+    addressof = ctypes.addressof
+
+    def call(args: ctypes.Structure) -> None:
+        function(addressof(args))
+        if (recorder := recording.recorder) is not None:
+            recorder.append(address, bytes(args))
+
+    return call
 
 
 class Linear(ctypes.Structure):
@@ -71,8 +125,6 @@ def bind(path: str) -> ctypes.CDLL:
     library.octavo_packed_bytes.restype = size
     library.octavo_pack.argtypes = [ctypes.c_int, ctypes.c_int, size, size, pointer, pointer]
     library.octavo_pack.restype = None
-    library.octavo_linear.argtypes = [pointer, pointer, pointer, pointer, size]
-    library.octavo_linear.restype = None
     return library
 
 

@@ -27,7 +27,7 @@ struct Linear {
 }  // namespace octavo
 
 // The version of this header; the Python side refuses a library of another one.
-constexpr int OCTAVO_ABI = 1;
+constexpr int OCTAVO_ABI = 2;
 OCTAVO_API int octavo_abi();
 
 // Takes the instruction set `name` ("generic", "avx2", "avx512"), or the best one for "". 0 if this CPU lacks it.
@@ -42,5 +42,30 @@ OCTAVO_API int64_t octavo_packed_bytes(int kind, int gate, int64_t num_out, int6
 // rows: GGUF blocks [N, bytes of a row]. packed: `octavo_packed_bytes` bytes.
 OCTAVO_API void octavo_pack(int kind, int gate, int64_t num_out, int64_t num_in, const void* rows, void* packed);
 
-// y = x W^T + bias, gated if the layer is. bias may be null. Safe from several threads at once.
-OCTAVO_API void octavo_linear(const octavo::Linear* layer, const void* x, const void* bias, void* y, int64_t num_tokens);
+// Functions of a step: void octavo_<name>(const octavo::<Name>Args*), so that a tape can hold the call and make it again.
+// They allocate nothing but their thread's scratch, and read what differs from step to step through pointers.
+
+namespace octavo {
+
+struct LinearArgs {
+  const Linear* layer;
+  const void* x;     // [T, K]
+  const void* bias;  // [N] or null
+  void* y;           // [T, N], or [T, N / 2] with a gate
+  int64_t num_tokens;
+};
+
+// A recorded step: call i is functions[i](args + offsets[i]).
+struct ReplayArgs {
+  void (*const* functions)(const void*);
+  const uint8_t* args;
+  const int64_t* offsets;
+  int64_t num_calls;
+};
+
+}  // namespace octavo
+
+// y = x W^T + bias, gated if the layer is. Safe from several threads at once.
+OCTAVO_API void octavo_linear(const octavo::LinearArgs* args);
+
+OCTAVO_API void octavo_replay(const octavo::ReplayArgs* args);

@@ -87,15 +87,17 @@ const char* octavo_isa() { return chosen->name; }
 
 void octavo_set_threads(int count) { set_threads(count); }
 
-void octavo_linear(const Linear* layer, const void* x, const void* bias, void* y, int64_t num_tokens) {
+void octavo_linear(const LinearArgs* args) {
   const Isa& isa = *chosen;
+  const Linear* layer = args->layer;
+  const int64_t num_tokens = args->num_tokens;
   const int64_t num_in = layer->num_in, width = layer->gate ? layer->num_out / 2 : layer->num_out;
   const int64_t size = layer->dtype == AS_BF16 ? 2 : 4;
   const bool packed = is_packed(layer->kind);
   for (int64_t done = 0; done < num_tokens; done += PASS) {
     const int64_t tokens = num_tokens - done < PASS ? num_tokens - done : PASS;
-    Product job{layer, static_cast<const uint8_t*>(x) + done * num_in * size, nullptr, bias,
-                static_cast<uint8_t*>(y) + done * width * size, tokens};
+    Product job{layer, static_cast<const uint8_t*>(args->x) + done * num_in * size, nullptr, args->bias,
+                static_cast<uint8_t*>(args->y) + done * width * size, tokens};
     if (!packed && layer->dtype == AS_F32) {
       job.prepared = const_cast<void*>(job.x);  // they are float32 already
     } else {
