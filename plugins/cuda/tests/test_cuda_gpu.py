@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -163,6 +165,24 @@ def test_a_step_that_waits_for_the_host_cannot_be_recorded(device: CudaDevice) -
     with pytest.raises(RuntimeError, match="4 tokens in 4 sequences cannot be recorded"):
         CudaGraphs(device.torch_device).prepare(BatchKey(num_tokens=4, num_seqs=4), lambda: x.sum().item())
     assert x.sum().item() == 4.0, "the card is usable afterwards"
+
+
+BROKEN_RECORDING = """
+import torch
+from octavo.plugin import BatchKey
+from octavo_cuda.graphs import CudaGraphs
+x = torch.ones(4, device="cuda")
+try:
+    CudaGraphs(torch.device("cuda", 0)).prepare(BatchKey(num_tokens=4, num_seqs=4), lambda: x.sum().item())
+except RuntimeError as error:
+    print(error)
+"""
+
+
+def test_a_process_whose_recording_failed_ends_as_any_other() -> None:
+    done = subprocess.run([sys.executable, "-c", BROKEN_RECORDING], capture_output=True, text=True, check=False)
+    assert "cannot be recorded" in done.stdout
+    assert done.returncode == 0, done.stderr
 
 
 SHAPES = ((6144, 4096), (1024, 3072), (4096, 14336))

@@ -139,6 +139,20 @@ def test_a_step_that_cannot_be_recorded_is_named_and_leaves_the_stream_usable(fa
     assert gc.isenabled()
 
 
+def test_a_broken_recording_gives_its_pool_back(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> None:
+        raise RuntimeError("operation failed due to a previous error during capture")
+
+    graph = fake.CUDAGraph()
+    graph.capture_end = broken
+    monkeypatch.setattr(fake, "CUDAGraph", lambda: graph)
+    ended = SimpleNamespace(_cuda_endAllocateToPool=lambda device, pool: fake.log.append(f"{pool} of {device} is free"))
+    monkeypatch.setattr(graphs.torch, "_C", ended, raising=False)
+    with pytest.raises(RuntimeError, match="previous error"):
+        CudaGraphs(torch.device("cuda", 1)).prepare(KEY, lambda: None)
+    assert "pool of 1 is free" in fake.log
+
+
 @dataclass(frozen=True)
 class Outputs:
     logits: Any

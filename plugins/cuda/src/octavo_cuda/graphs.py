@@ -126,13 +126,21 @@ class CudaGraphs:
                 try:
                     outputs = fn()
                 finally:
-                    graph.capture_end()
+                    self._end(graph)
         except RuntimeError as error:
             raise RuntimeError(
                 f"a step of {key.num_tokens} tokens in {key.num_seqs} sequences cannot be recorded: {error}; "
                 "--enforce-eager runs without recorded steps"
             ) from error
         return graph, outputs
+
+    def _end(self, graph: torch.cuda.CUDAGraph) -> None:
+        """End a recording. torch leaves a broken one's pool marked as recording, and aborts the process at its exit."""
+        try:
+            graph.capture_end()
+        except RuntimeError:
+            torch._C._cuda_endAllocateToPool(self._device.index, self._pool)
+            raise
 
     def run(self, handle: Recorded) -> Any:
         handle.graph.replay()
