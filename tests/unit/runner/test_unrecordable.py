@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from octavo import LLM, SamplingParams
+from octavo.ops.attention import ReferenceAttention
 from octavo.ops.bind import KernelTable
 from octavo.plugin import AttentionSpec, BatchLimits, LinearSpec
 from octavo.plugin.torch import TorchDevice
@@ -36,6 +37,15 @@ def test_an_op_is_judged_by_its_registration(graph_safe: bool) -> None:
     table.bind("greedy", dtype="float32", device=DEVICE)
     table.bind("rms_norm", dtype="float32", device=DEVICE)
     assert unrecordable(table) == ([] if graph_safe else ["greedy mine (float32)"])
+
+
+@pytest.mark.parametrize("graph_safe", [True, False])
+def test_an_attention_backend_says_itself_whether_a_plan_serves_replays(graph_safe: bool) -> None:
+    mine = type("Mine", (ReferenceAttention,), {"name": "mine", "graph_safe": graph_safe})
+    table = KernelTable()
+    table.attention(mine)
+    table.attention_backend(SPEC, BatchLimits(max_num_tokens=8, max_num_seqs=2, max_model_len=32), DEVICE)
+    assert unrecordable(table) == ([] if graph_safe else ["attention mine (2/1 heads of 8 float32, kv float32)"])
 
 
 def test_a_capturing_platform_with_reference_attention_runs_eagerly_and_says_so(

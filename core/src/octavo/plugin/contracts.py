@@ -125,6 +125,8 @@ class AttentionBackend(Protocol):
     already: core then rotates and writes by the one op `qkv_norm_rope_write`. Given k and v, it still writes them.
     A class may have `start_step(plan)`: device work that all layers of a step share. Core calls it once a step before
     the first `run`, inside a recorded step too, when the batch's tensors hold the step's values.
+    A class says `graph_safe: ClassVar[bool] = False` if a step recorded with one plan cannot serve the next step: if
+    `plan(batch, graph=True)` does not refill memory that the recorded `run` reads. Steps then run eagerly.
     An instance may have `why`, a text for people: how it chose to work. `octavo explain` shows it.
     """
 
@@ -306,11 +308,13 @@ class GraphRunner(Protocol):
     """Records the whole step once per key and replays it. Capture and ahead-of-time compilation are one contract.
 
     `fn` takes no argument: it reads the runner's persistent input buffers, which keep their addresses, and returns
-    its outputs, which `run` returns again (the same tensors for a capturing runner).
+    its outputs, which `run` returns again; they hold until the next `run`. A step runs once in each `run`: one that
+    cannot be recorded is simply called.
 
     `keys`: the shapes worth recording. Core prepares decode shapes and those of few tokens before the first request,
     the largest first, and each other one behind the first step of its shape; with `PlatformCaps.graph` "aot" all of
-    them at once. `prepare` may run `fn` as often as it likes: core calls it with sequences that are nobody's.
+    them at once. `prepare` may run `fn` as often as it likes, or leave it to the first `run` to record: core calls it
+    with sequences that are nobody's.
     """
 
     def keys(self, limits: BatchLimits) -> Sequence[BatchKey]: ...

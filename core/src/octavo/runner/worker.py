@@ -287,6 +287,9 @@ def unrecordable(kernels: KernelTable) -> list[str]:
     for choice in kernels.choices:
         if choice.provider == REFERENCE:
             unsafe = choice.what in ("attention", "moe")
+        elif choice.what == "attention":
+            classes = {cls.name: cls for cls in kernels.classes("attention")}
+            unsafe = not getattr(classes.get(choice.provider), "graph_safe", True)
         else:
             providers = {p.provider: p for p in kernels.providers(choice.what)}
             unsafe = choice.provider in providers and not providers[choice.provider].graph_safe

@@ -9,6 +9,7 @@ from octavo.plugin import (
     ConfigPatch,
     Device,
     DeviceDesc,
+    GraphRunner,
     KernelRegistry,
     OptionSpec,
     PlatformCaps,
@@ -75,6 +76,7 @@ def platform_probe() -> Probe:
 
 @hookimpl
 def platform_caps(options: Mapping[str, object]) -> PlatformCaps:
+    from octavo_cpu import native
     from octavo_cpu.host import prefers_bf16
 
     return PlatformCaps(
@@ -85,6 +87,7 @@ def platform_caps(options: Mapping[str, object]) -> PlatformCaps:
         dist_backend="gloo",
         collectives=frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast", "send", "recv"}),
         max_world_size=64,
+        graph="none" if native.why_not() else "capture",
         features=frozenset({"prefix_cache", "chunked_prefill", "spec_decode", "structured"}),
         extras={
             "wide_copy": options.get("wide_copy", WIDE_COPY.default),
@@ -137,3 +140,14 @@ def register_kernels(registry: KernelRegistry, device: Device, caps: PlatformCap
     from octavo_cpu.ops import register
 
     register(registry)
+
+
+@hookimpl
+def make_graph_runner() -> GraphRunner | None:
+    from octavo_cpu import native
+
+    if native.why_not():
+        return None
+    from octavo_cpu.tape import TapeRunner
+
+    return TapeRunner()

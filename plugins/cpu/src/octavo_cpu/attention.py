@@ -54,6 +54,7 @@ class PagedAttention:
     """`AttentionBackend` for CPUs. Model dtype in, out and in the cache."""
 
     name: ClassVar[str] = "cpu_paged"
+    graph_safe: ClassVar[bool] = False
 
     @classmethod
     def supports(cls, spec: AttentionSpec, device: Device) -> Support:
@@ -82,7 +83,7 @@ class PagedAttention:
         self._caches: dict[int, Caches] = {}
 
     def plan(self, batch: AttnBatch, *, graph: bool) -> Plan:
-        """The step's work; `graph` changes nothing, the platform records none."""
+        """The step's work; `graph` changes nothing, as no recorded step runs on this kernel."""
         return self._planner.plan(batch)
 
     def run(

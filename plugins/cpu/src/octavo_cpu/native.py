@@ -19,11 +19,12 @@ import os
 import threading
 from collections.abc import Callable
 from functools import cache
-from typing import Protocol
-
-import torch
+from typing import TYPE_CHECKING, Protocol
 
 from octavo_cpu.kernels.build import FAILURE, LIBRARY, NoLibraryError
+
+if TYPE_CHECKING:
+    import torch
 
 ABI = 2
 """`OCTAVO_ABI` of `kernels/api.h`, which this file mirrors."""
@@ -70,6 +71,8 @@ recording = Recording()
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """A new tensor of undefined content. While a step is recorded torch takes it from the tape's memory."""
+    import torch  # deferred, as hooks ask for the library before anything needs torch
+
     return torch.empty(shape, dtype=dtype)
 
 

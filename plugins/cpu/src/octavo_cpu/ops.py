@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from octavo.plugin import KernelRegistry
+from octavo_cpu import ops_native, sampling_native
 from octavo_cpu.activation import act_and_mul
 from octavo_cpu.attention import PagedAttention
 from octavo_cpu.linear import Int4Linear, OneDnnLinear
@@ -10,7 +14,26 @@ from octavo_cpu.linear_native import GemvLinear, GgufLinear
 from octavo_cpu.norm import add_rms_norm, rms_norm
 from octavo_cpu.rope import qkv_norm_rope, rope, supports_qkv
 
-PROVIDER = "cpu"
+PROVIDER, COMPILED = "cpu", "cpu_native"
+
+NATIVE_OPS: dict[str, Callable[..., Any]] = {
+    "rms_norm": ops_native.rms_norm,
+    "act_and_mul": ops_native.act_and_mul,
+    "embedding": ops_native.embedding,
+    "logits": ops_native.logits,
+}
+NATIVE_QKV_OPS: dict[str, Callable[..., Any]] = {
+    "qkv_norm_rope": ops_native.qkv_norm_rope,
+    "qkv_norm_rope_write": ops_native.qkv_norm_rope_write,
+}
+NATIVE_STEP_OPS: dict[str, Callable[..., Any]] = {
+    "begin_step": sampling_native.begin_step,
+    "commit_tokens": sampling_native.commit_tokens,
+    "sample": sampling_native.sample,
+    "greedy": sampling_native.greedy,
+    "topk_topp": sampling_native.topk_topp,
+    "min_p": sampling_native.min_p,
+}
 
 
 def register(registry: KernelRegistry) -> None:
@@ -25,3 +48,11 @@ def register(registry: KernelRegistry) -> None:
     registry.op("rope", rope, provider=PROVIDER, priority=10)
     registry.op("qkv_norm_rope", qkv_norm_rope, provider=PROVIDER, priority=10, supports=supports_qkv)
     registry.op("act_and_mul", act_and_mul, provider=PROVIDER, priority=10)
+    for name, fn in NATIVE_OPS.items():
+        registry.op(name, fn, provider=COMPILED, priority=20, supports=ops_native.supports)
+    add_rms_norm_native, supports = ops_native.add_rms_norm, ops_native.supports
+    registry.op("add_rms_norm", add_rms_norm_native, provider=COMPILED, priority=20, supports=supports, inplace=True)
+    for name, fn in NATIVE_QKV_OPS.items():
+        registry.op(name, fn, provider=COMPILED, priority=20, supports=ops_native.supports_qkv, inplace=True)
+    for name, fn in NATIVE_STEP_OPS.items():
+        registry.op(name, fn, provider=COMPILED, priority=20, supports=sampling_native.supports)

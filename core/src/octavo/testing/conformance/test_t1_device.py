@@ -113,15 +113,11 @@ def test_a_replayed_step_reads_its_inputs_again(subject: Subject) -> None:
 
         handle = runner.prepare(BatchKey(num_tokens=8, num_seqs=8), step)
         counter.zero_()
-        addresses = set()
         for value in (1.0, -2.0, 0.5):
             x.fill_(value)
             first, second = runner.run(handle)
             device.synchronize()
-            addresses.add((first.data_ptr(), second.data_ptr()))
             torch.testing.assert_close(first, torch.tanh(x @ weight), atol=1e-6, rtol=1e-6)
             torch.testing.assert_close(second, x.sum(dim=-1))
     assert counter.item() == 3, "a replay must repeat in-place effects once"
-    if subject.caps.graph == "capture":
-        assert len(addresses) == 1, "a capturing runner returns the same tensors every time"
     runner.close()

@@ -11,8 +11,8 @@ namespace octavo {
 // How a weight lies in memory. 0 and 1 are torch's own row-major weights; the others are packed by `octavo_pack`.
 enum Kind : int32_t { BF16 = 0, F32 = 1, Q4_0 = 2, Q4_1 = 3, Q5_0 = 4, Q5_1 = 5, Q8_0 = 6, Q4_K = 7, Q5_K = 8, Q6_K = 9, NUM_KINDS = 10 };
 
-// The numbers of x, y and the bias.
-enum Dtype : int32_t { AS_BF16 = 0, AS_F32 = 1 };
+// Numbers as torch holds them. Activations and biases are of the first two; a KV cache may be any.
+enum Dtype : int32_t { AS_BF16 = 0, AS_F32 = 1, AS_F16 = 2, AS_E4M3 = 3 };
 
 // With a gate the first half of the N outputs are gates: y is [T, N / 2].
 enum Gate : int32_t { NO_GATE = 0, SILU = 1, GELU = 2, GELU_TANH = 3 };
@@ -55,6 +55,108 @@ struct LinearArgs {
   int64_t num_tokens;
 };
 
+// A KV cache [blocks, heads, tokens of a block, dimensions]: strides in elements, dimensions side by side.
+struct KVStrides {
+  int64_t dtype, block_size, block, head, token;
+};
+
+// out [R, D] = norm of row r of x, which begins at (r / group) * outer_stride + (r % group) * inner_stride.
+struct NormArgs {
+  const void* x;
+  void* residual;  // [R, D] or null: x is added to it first, and the sum is normed
+  const void* weight;
+  void* out;
+  int64_t num_rows, width, group, outer_stride, inner_stride;
+  float eps;
+  int32_t dtype, weight_dtype, reserved;
+};
+
+enum Norm : int32_t { NO_NORM = 0, NORM_HEAD = 1, NORM_ROW = 2 };
+
+// qkv [T, (H + 2 Hkv) D]: queries and keys are normed and rotated in place; with caches, keys and values go there.
+struct QkvArgs {
+  void* qkv;
+  const int64_t* positions;
+  const void* cos_sin;                  // [positions, rotated] or null
+  const void *q_weight, *k_weight;      // or null
+  void *k_cache, *v_cache;              // or null
+  const int64_t* slots;
+  const float *k_scales, *v_scales;     // [Hkv], or null: k_scale and v_scale
+  int64_t num_tokens, num_heads, num_kv_heads, head_dim, rotated;
+  KVStrides k_strides, v_strides;
+  float eps, k_scale, v_scale;
+  int32_t dtype, weight_dtype, norm;
+};
+
+// out [R, I] = act(x[:, :I]) * x[:, I:]
+struct GateArgs {
+  const void* x;
+  void* out;
+  int64_t num_rows, width;
+  int32_t dtype, gate;
+};
+
+// out [T, width] = table[ids], times scale if scaled; zeros for an id that the table does not have.
+struct EmbeddingArgs {
+  const void *ids, *table;
+  void* out;
+  int64_t num_tokens, width, num_rows;
+  float scale;
+  int32_t scaled, wide_ids, dtype;
+};
+
+// out = x * scale, then softcap * tanh(out / softcap) unless softcap is 0.
+struct LogitsArgs {
+  const void* x;
+  float* out;
+  int64_t size;
+  float scale, softcap;
+  int32_t dtype, reserved;
+};
+
+// tokens [R]: the likeliest, or drawn at a temperature; -1 where there is none. rows: of temperature and seeds, or null.
+struct SampleArgs {
+  const void* logits;
+  const float* temperature;  // or null: the likeliest
+  const int64_t *seeds, *positions, *rows;
+  int64_t* tokens;
+  int64_t num_rows, vocab, stride;
+  int32_t dtype, reserved;
+};
+
+struct TopArgs {
+  float* logits;
+  const int64_t* top_k;
+  const float* top_p;
+  int64_t num_rows, vocab, stride;
+};
+
+struct MinPArgs {
+  float* logits;
+  const float* threshold;
+  int64_t num_rows, vocab, stride;
+};
+
+// The tensors of octavo.ops.bookkeeping.begin_step; strides in elements.
+struct BeginArgs {
+  const int32_t *tokens, *blocks, *groups, *ended;
+  int32_t* seqs;
+  const int32_t* q_starts;
+  int32_t* ids;
+  int64_t *positions, *slots;
+  int32_t* block_table;
+  int64_t* picks;
+  int64_t num_tokens, num_seqs, num_rows, num_columns, num_groups;
+  int64_t row_tokens, seqs_stride, slots_stride, table_stride, picks_stride;
+};
+
+struct CommitArgs {
+  int32_t *tokens, *ended;
+  const int32_t *limits, *stops;
+  const int64_t *chosen, *picks;
+  int64_t num_chosen, num_stops, row_tokens, picks_stride;
+};
+
 // A recorded step: call i is functions[i](args + offsets[i]).
 struct ReplayArgs {
   void (*const* functions)(const void*);
@@ -68,4 +170,16 @@ struct ReplayArgs {
 // y = x W^T + bias, gated if the layer is. Safe from several threads at once.
 OCTAVO_API void octavo_linear(const octavo::LinearArgs* args);
 
+OCTAVO_API void octavo_norm(const octavo::NormArgs* args);
+OCTAVO_API void octavo_qkv(const octavo::QkvArgs* args);
+OCTAVO_API void octavo_gate(const octavo::GateArgs* args);
+OCTAVO_API void octavo_embedding(const octavo::EmbeddingArgs* args);
+OCTAVO_API void octavo_logits(const octavo::LogitsArgs* args);
+OCTAVO_API void octavo_sample(const octavo::SampleArgs* args);
+// In place: what is not among the top_k likeliest (0: all), nor in the least set of probability top_p, becomes -inf.
+OCTAVO_API void octavo_top(const octavo::TopArgs* args);
+// In place: what is less likely than threshold times the likeliest becomes -inf.
+OCTAVO_API void octavo_min_p(const octavo::MinPArgs* args);
+OCTAVO_API void octavo_begin(const octavo::BeginArgs* args);
+OCTAVO_API void octavo_commit(const octavo::CommitArgs* args);
 OCTAVO_API void octavo_replay(const octavo::ReplayArgs* args);

@@ -15,11 +15,20 @@ struct Product {
   int64_t num_tokens;
 };
 
+// The small functions of a step, over rows or tokens; `small.h` fills them in for every instruction set.
+struct SmallOps {
+  Work norm, qkv, act_and_mul, embedding, logits, sample, top, min_p;
+};
+
 struct Isa {
   const char* name;
   Work prepare;   // over tokens
   Work multiply;  // over panels of outputs
+  SmallOps small;
 };
+
+// The one that runs.
+const Isa& chosen_isa();
 
 extern const Isa GENERIC;
 #if defined(__x86_64__)

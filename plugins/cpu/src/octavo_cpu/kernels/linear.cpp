@@ -71,6 +71,9 @@ int64_t grain_for(int64_t total, int64_t work_each) {
 }
 
 }  // namespace
+
+const Isa& chosen_isa() { return *chosen; }
+
 }  // namespace octavo
 
 using namespace octavo;
