@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
+from invariants import Invariants
 
 HERE = Path(__file__).parent
 OCTAVO = str(Path(sys.executable).with_name("octavo"))
@@ -65,8 +66,11 @@ class ScriptedServer(ServerProcess):
 
 
 @pytest.fixture
-def scripted_server(tmp_path: Path) -> Iterator[Callable[..., ScriptedServer]]:
-    """Start servers over a scripted engine: `scripted_server(delay=0.01, shutdown_timeout=1)`."""
+def scripted_server(
+    request: pytest.FixtureRequest, tmp_path: Path, invariants: Invariants
+) -> Iterator[Callable[..., ScriptedServer]]:
+    """Start servers over a scripted engine: `scripted_server(delay=0.01, shutdown_timeout=1)`. After a case, those that
+    live are asked for the invariants."""
     servers: list[ScriptedServer] = []
 
     def start(
@@ -79,6 +83,10 @@ def scripted_server(tmp_path: Path) -> Iterator[Callable[..., ScriptedServer]]:
 
     yield start
     for server in servers:
+        if request.node.name.startswith("test_case_"):
+            if server.process.poll() is None:
+                invariants.url(server.url)
+            invariants.asserted = True  # of one that has ended only that it has: by the test itself
         server.stop()
 
 

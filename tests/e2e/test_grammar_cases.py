@@ -3,32 +3,24 @@ ends by itself, so whatever ends an answer is the grammar."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
+from invariants import strict
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
-def strict(data: bytes) -> Any:
-    def refuse(name: str) -> None:
-        raise AssertionError(f"{name} is not JSON")
-
-    return json.loads(data, parse_constant=refuse)
-
-
 @pytest.fixture
-def http(tiny_server, read_metric) -> Iterator[httpx.Client]:
-    """A client; afterwards nothing may be left of its requests."""
+def http(tiny_server, invariants) -> Iterator[httpx.Client]:
+    """A client, after which the invariants are asserted."""
     headers = {"authorization": "Bearer sesame"}
     with httpx.Client(base_url=tiny_server.url, headers=headers, timeout=120) as client:
         yield client
-        for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
-            assert read_metric(tiny_server.url, name, "sesame") == 0
+    invariants.url(tiny_server.url, key="sesame")
 
 
 def refused(http: httpx.Client, path: str, body: dict[str, Any], field: str) -> None:
@@ -102,3 +94,19 @@ def test_case_C14_an_answer_ends_where_its_grammar_ends(http, form, allowed):
     chunks = [strict(event.removeprefix("data: ").encode()) for event in streamed if event and "[DONE]" not in event]
     reasons = [c["finish_reason"] for chunk in chunks for c in chunk["choices"] if c["finish_reason"]]
     assert reasons == ["stop"]
+
+
+def test_case_C15_a_grammar_that_has_ended_goes_before_min_tokens(http):
+    body = {"prompt": "x", "structured_outputs": {"json": {"type": "boolean"}}, "min_tokens": 64, "max_tokens": 100}
+    (choice,) = strict(http.post(COMPLETIONS, json=body).content)["choices"]
+    assert (choice["text"] in ("true", "false"), choice["finish_reason"]) == (True, "stop")
+    # Nothing that the grammar allows is left: the request's own error, and others are served.
+    impossible = {"prompt": "x", "structured_outputs": {"choice": ["a", "b"]}, "allowed_token_ids": [100]}
+    response = http.post(COMPLETIONS, json=impossible)
+    assert response.status_code in (400, 500)
+    assert "forbidden" in strict(response.content)["error"]["message"]
+
+
+@pytest.mark.parametrize("schema", [{"not": {}}, {"type": "object", "properties": {"x": {"not": {}}}}])
+def test_case_C16_what_no_grammar_can_hold_to_is_named(http, schema):
+    refused(http, COMPLETIONS, {"prompt": "x", "structured_outputs": {"json": schema}}, "structured_outputs")

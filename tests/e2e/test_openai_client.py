@@ -27,11 +27,15 @@ class Binding(pydantic.BaseModel):
 
 
 @pytest.fixture(scope="module")
-def client(octavo_serve, tiny_model):
-    """Of a server that is told how the model would write calls, which its template does not show."""
+def server(octavo_serve, tiny_model):
+    """A server that is told how the model would write calls, which its template does not show."""
     flags = ["--port", "0", "--served-model-name", "tiny", "--platform", "cpu", "--dtype", "float32", "--threads", "1"]
     flags += ["--num-kv-blocks", "256", "--tool-call-parser", "hermes", "--reasoning-parser", "none"]
-    server = octavo_serve(str(tiny_model), *flags)
+    return octavo_serve(str(tiny_model), *flags)
+
+
+@pytest.fixture(scope="module")
+def client(server):
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=120) as client:
         yield client
 
@@ -49,7 +53,7 @@ def joined_calls(chunks) -> dict[int, dict[str, str]]:
 
 
 @pytest.mark.parametrize(("choice", "reason"), [("required", "tool_calls"), (NAMED, "stop")])
-def test_case_D2_a_call_that_must_come_comes_by_its_schema(client, choice, reason):
+def test_case_D2_a_call_that_must_come_comes_by_its_schema(client, server, invariants, choice, reason):
     ask = GREEDY | {"messages": USER, "tools": [WEATHER], "tool_choice": choice, "parallel_tool_calls": False}
     plain = client.chat.completions.create(**ask, max_tokens=100).choices[0]
     (call,) = plain.message.tool_calls
@@ -61,6 +65,7 @@ def test_case_D2_a_call_that_must_come_comes_by_its_schema(client, choice, reaso
     assert (streamed["name"], streamed["arguments"]) == (call.function.name, call.function.arguments)
     assert streamed["id"]
     assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices[0].finish_reason] == [reason]
+    invariants.url(server.url)
 
 
 def test_the_clients_own_stream_helper_puts_calls_together(client):

@@ -13,9 +13,10 @@ GREEDY = {"model": "tiny", "temperature": 0.0}
 
 
 @pytest.fixture
-def client(tiny_server):
+def client(tiny_server, invariants):
     with openai.OpenAI(base_url=f"{tiny_server.url}/v1", api_key="sesame", max_retries=0) as client:
         yield client
+    invariants.url(tiny_server.url, key="sesame")
 
 
 def test_the_ready_line_says_what_is_served_and_how_to_try_it(tiny_server):

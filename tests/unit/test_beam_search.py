@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from invariants import Invariants
 from transformers import AutoModelForCausalLM
 
 from octavo.beam_search import BeamSearch, BeamSearchParams, checked_as_sampled
@@ -61,7 +62,14 @@ def huggingface(model: Any, prompt: list[int], *, width: int, max_tokens: int, e
     [(4, 1.0, False, 0), (3, 0.6, True, 60), (3, -0.5, False, 60), (4, 2.0, "never", 60)],
 )
 def test_case_X_beam_length_penalty_beams_and_their_scores_are_those_of_transformers(
-    llm: LLM, reference: Any, prompt: list[int], width: int, length_penalty: float, early_stopping: Any, num_stops: int
+    llm: LLM,
+    reference: Any,
+    prompt: list[int],
+    width: int,
+    length_penalty: float,
+    early_stopping: Any,
+    num_stops: int,
+    invariants: Invariants,
 ) -> None:
     stops = list(range(20, 20 + num_stops))
     params = BeamSearchParams(
@@ -92,9 +100,12 @@ def test_case_X_beam_length_penalty_beams_and_their_scores_are_those_of_transfor
         assert sum(entry[token].logprob for entry, token in zip(beam.logprobs, answer, strict=True)) == pytest.approx(
             beam.cum_logprob, abs=1e-4
         )
+    invariants(llm)
 
 
-def test_case_X_beam_candidates_prompts_searched_together_or_in_turn_get_the_same_beams(llm: LLM) -> None:
+def test_case_X_beam_candidates_prompts_searched_together_or_in_turn_get_the_same_beams(
+    llm: LLM, invariants: Invariants
+) -> None:
     params = BeamSearchParams(beam_width=3, max_tokens=6)
     together = llm.beam_search(PROMPTS, params)
     in_turn = llm.beam_search(PROMPTS, params, concurrency_limit=1)
@@ -102,9 +113,10 @@ def test_case_X_beam_candidates_prompts_searched_together_or_in_turn_get_the_sam
         assert [beam.tokens for beam in one.sequences] == [beam.tokens for beam in other.sequences]
         assert one.sequences[0].tokens[: len(prompt)] == prompt
     assert (llm.stats.running, llm.stats.waiting) == (0, 0)
+    invariants(llm)
 
 
-def test_case_X_beam_stop_an_answer_ends_at_a_stop_string_and_others_go_on(llm: LLM) -> None:
+def test_case_X_beam_stop_an_answer_ends_at_a_stop_string_and_others_go_on(llm: LLM, invariants: Invariants) -> None:
     free = llm.beam_search(["The printer"], BeamSearchParams(beam_width=4, max_tokens=8, ignore_eos=True))
     tokenizer = llm.get_tokenizer()
     best = free[0].sequences[0]
@@ -124,13 +136,17 @@ def test_case_X_beam_stop_an_answer_ends_at_a_stop_string_and_others_go_on(llm: 
             answer = beam.text.removeprefix("The printer")
             assert (stop in answer) is include
             assert len(beam.tokens) - len(prompt) <= 8
+    invariants(llm)
 
 
-def test_case_X_beam_width_a_wide_search_needs_no_leave_from_the_limit_on_logprobs(llm: LLM) -> None:
+def test_case_X_beam_width_a_wide_search_needs_no_leave_from_the_limit_on_logprobs(
+    llm: LLM, invariants: Invariants
+) -> None:
     (found,) = llm.beam_search([[5, 6]], BeamSearchParams(beam_width=40, max_tokens=2, ignore_eos=True))
     assert len({tuple(beam.tokens) for beam in found.sequences}) == 40
     totals = [beam.cum_logprob for beam in found.sequences]
     assert totals == sorted(totals, reverse=True)
+    invariants(llm)
 
 
 def test_only_allowed_tokens_are_searched_and_few_of_them_give_few_answers(llm: LLM) -> None:

@@ -1,4 +1,4 @@
-"""Chat templates: cases E1 to E3, content forms, tools, errors, and the sandbox."""
+"""Chat templates: content forms, tools, errors, and the sandbox."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ def render(source: str, messages: Any, **options: Any) -> str:
     return ChatTemplate(source, special_tokens={"bos_token": "<s>"}).render(messages, **options)
 
 
-def test_case_E1_what_a_template_raises_is_the_requests_error_with_its_text() -> None:
+def test_what_a_template_raises_is_the_requests_error_with_its_text() -> None:
     with pytest.raises(RequestError, match="System role not supported") as caught:
         render(NO_SYSTEM, [{"role": "system", "content": "be kind"}, user("hi")])
     assert caught.value.field == "messages"
 
 
-def test_case_E1_a_template_may_fold_the_system_role_into_the_user_turn() -> None:
+def test_a_template_may_fold_the_system_role_into_the_user_turn() -> None:
     assert render(SYSTEM_IN_USER, [{"role": "system", "content": "be kind"}, user("hi ")]) == "<user>be kind\n\nhi</>"
 
 
 @pytest.mark.parametrize("assistant", [{"content": None}, {}], ids=["null", "missing"])
 @pytest.mark.parametrize("source", [CHATML, PARTS])
-def test_case_E2_assistant_with_tool_calls_needs_no_content(source: str, assistant: dict[str, Any]) -> None:
+def test_assistant_with_tool_calls_needs_no_content(source: str, assistant: dict[str, Any]) -> None:
     call = {"type": "function", "id": "c1", "function": {"name": "answer", "arguments": "{}"}}
     messages = [
         user("q"),
@@ -78,7 +78,7 @@ def test_user_content_must_be_there() -> None:
 
 @pytest.mark.parametrize("source", [CHATML, PARTS, PARTS_ONLY, SYSTEM_IN_USER])
 @pytest.mark.parametrize("continued", [False, True])
-def test_case_E3_a_single_text_part_is_the_same_as_a_string(source: str, continued: bool) -> None:
+def test_a_single_text_part_is_the_same_as_a_string(source: str, continued: bool) -> None:
     forms = [
         [user("hi"), {"role": "assistant", "content": content}]
         for content in ("Sure,", [{"type": "text", "text": "Sure,"}], [{"type": "output_text", "text": "Sure,"}])
@@ -88,7 +88,7 @@ def test_case_E3_a_single_text_part_is_the_same_as_a_string(source: str, continu
     assert "Sure," in prompts.pop()
 
 
-def test_case_E3_several_parts_are_joined_by_a_newline_unless_the_template_iterates() -> None:
+def test_several_parts_are_joined_by_a_newline_unless_the_template_iterates() -> None:
     messages = [user([{"type": "text", "text": "a"}, "b"])]
     assert render(CHATML, messages, add_generation_prompt=False) == "<user>a\nb</>"
     assert render(PARTS, messages) == "<user>ab</>"

@@ -1,4 +1,4 @@
-"""Streams of tokens to text: cases A5 and A6, and the same text however the stream is cut."""
+"""Streams of tokens to text, and the same text however the stream is cut."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def stream(data: bytes) -> list[str]:
 
 
 @pytest.mark.parametrize("text", ["你好", "ď", "👍🏽", "🇨🇭", "a“b”c", unicodedata.normalize("NFD", "é")])
-def test_case_A5_no_chunk_holds_part_of_a_character(text: str) -> None:
+def test_no_chunk_holds_part_of_a_character(text: str) -> None:
     pieces = stream(text.encode())
     assert "\ufffd" not in "".join(pieces)
     assert "".join(pieces) == text
     assert [len(piece) <= 1 for piece in pieces] == [True] * len(pieces)
 
 
-def test_case_A6_each_ill_formed_part_is_one_replacement_character() -> None:
+def test_each_ill_formed_part_is_one_replacement_character() -> None:
     assert "".join(stream(b"ok \xc3\x28 and \xff.")) == "ok \ufffd( and \ufffd."
 
 

@@ -1,4 +1,4 @@
-"""Stop strings: cases A1, A2 and A4, and a comparison with a matcher that reads character by character."""
+"""Stop strings, and a comparison with a matcher that reads character by character."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def brute_force(stops: Sequence[str], text: str, *, include: bool) -> tuple[str,
     return text, None
 
 
-def test_case_A1_nothing_of_a_stop_string_is_sent_before_it_is_complete() -> None:
+def test_nothing_of_a_stop_string_is_sent_before_it_is_complete() -> None:
     matcher = StopMatcher(["DEFGHIJ"], include=False)
     assert feed(matcher, ["DEF", "G", "HI", "J"]) == [""] * 5
     assert matcher.matched == "DEFGHIJ"
 
 
-def test_case_A2_a_stop_string_that_ends_inside_a_piece_is_seen() -> None:
+def test_a_stop_string_that_ends_inside_a_piece_is_seen() -> None:
     matcher = StopMatcher(["Pari"], include=False)
     assert feed(matcher, [" Paris", " is"]) == [" ", "", ""]
     assert matcher.matched == "Pari"
@@ -42,7 +42,7 @@ def test_included_stop_string_ends_the_text() -> None:
     assert feed(matcher, [" Paris"]) == [" Pari", ""]
 
 
-def test_case_A4_only_a_real_beginning_of_a_stop_string_is_held_back() -> None:
+def test_only_a_real_beginning_of_a_stop_string_is_held_back() -> None:
     matcher = StopMatcher(["b,c", "x" * 30], include=False)
     pieces = ["alpha", "b", ",", "d", " long text", " without delay", " b,"]
     assert feed(matcher, pieces) == ["alpha", "", "", "b,d", " long text", " without delay", " ", "b,"]

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from invariants import Invariants
 
 import octavo
 from octavo.config import CacheConfig, SchedulerConfig
@@ -123,12 +124,13 @@ def test_text_in_text_out(make: Any, tokenizer: Tokenizer) -> None:
         assert result.outputs[0].finish_reason == "stop"
 
 
-def test_case_X_generation_config_defaults_hold_offline_and_fit_any_prompt(make: Any) -> None:
+def test_case_X_generation_config_defaults_hold_offline_and_fit_any_prompt(make: Any, invariants: Invariants) -> None:
     llm = make(echo)
     default = llm.get_default_sampling_params()
     assert (default.temperature, default.top_k, default.max_tokens) == (0.5, 7, 1000)
     (result,) = llm.generate([5] * 60)
     assert len(result.outputs[0].token_ids) == 4
+    invariants(llm)
 
 
 @pytest.mark.parametrize(
@@ -250,9 +252,11 @@ def test_prefix_cache_is_used_and_can_be_reset(make: Any) -> None:
     assert llm.generate(prompt)[0].num_cached_tokens == 0
 
 
-def test_case_F2_answers_have_their_own_index(make: Any) -> None:
-    (result,) = make().generate([5], SamplingParams(n=3, seed=7))
+def test_case_F2_answers_have_their_own_index(make: Any, invariants: Invariants) -> None:
+    llm = make()
+    (result,) = llm.generate([5], SamplingParams(n=3, seed=7))
     assert [o.index for o in result.outputs] == [0, 1, 2]
+    invariants(llm)
 
 
 def test_closed_llm_says_so(make: Any) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from invariants import Invariants
 
 from octavo.errors import EngineError, RequestError
 from octavo.llm import LLM
@@ -108,7 +109,9 @@ def test_random_answers_are_those_of_separate_requests(llm: LLM) -> None:
     assert len({tuple(answer) for answer in ids(first)}) == 3
 
 
-def test_case_B6_scores_of_a_cached_prompt_are_those_of_a_fresh_one(llm: LLM, folder: Path) -> None:
+def test_case_B6_scores_of_a_cached_prompt_are_those_of_a_fresh_one(
+    llm: LLM, folder: Path, invariants: Invariants
+) -> None:
     prompt = list(range(20, 84))
     params = SamplingParams(max_tokens=1, prompt_logprobs=2, temperature=0)
     llm.generate([prompt], SamplingParams(max_tokens=1))
@@ -123,6 +126,7 @@ def test_case_B6_scores_of_a_cached_prompt_are_those_of_a_fresh_one(llm: LLM, fo
         assert other is not None
         assert list(one) == list(other)
         assert [e.logprob for e in one.values()] == pytest.approx([e.logprob for e in other.values()], abs=1e-4)
+    invariants(llm)
 
 
 def test_the_prefix_cache_can_be_passed_by(llm: LLM) -> None:
@@ -210,7 +214,7 @@ def test_wrong_arguments_of_processors_are_the_requests_fault(llm: LLM, extra_ar
     assert caught.value.field == field
 
 
-def test_case_C15_nothing_left_to_choose_is_told_before_any_work(llm: LLM) -> None:
+def test_case_C15_nothing_left_to_choose_is_told_before_any_work(llm: LLM, invariants: Invariants) -> None:
     for params in (
         SamplingParams(allowed_token_ids=[9], bad_words_ids=[[9]]),
         SamplingParams(allowed_token_ids=[2], min_tokens=4),
@@ -218,3 +222,4 @@ def test_case_C15_nothing_left_to_choose_is_told_before_any_work(llm: LLM) -> No
         with pytest.raises(RequestError) as caught:
             llm.generate([[7]], params)
         assert caught.value.field == "allowed_token_ids"
+    invariants(llm)

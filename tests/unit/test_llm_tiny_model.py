@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from invariants import Invariants
 
 from octavo.errors import ConfigError, ModelNotFoundError
 from octavo.llm import LLM
@@ -41,7 +42,7 @@ def test_streamed_pieces_join_to_the_generated_text(llm: LLM) -> None:
     assert whole.outputs[0].text == llm.get_tokenizer().decode(whole.outputs[0].token_ids)
 
 
-def test_case_F1_order_and_batch_do_not_change_seeded_answers(llm: LLM) -> None:
+def test_case_F1_order_and_batch_do_not_change_seeded_answers(llm: LLM, invariants: Invariants) -> None:
     prompts = [[10 + i] * (3 + 5 * i) for i in range(8)]
     params = [SamplingParams(seed=i, temperature=1.3, max_tokens=10, ignore_eos=True) for i in range(8)]
     alone = [llm.generate([p], s)[0].outputs[0].token_ids for p, s in zip(prompts, params, strict=True)]
@@ -49,16 +50,18 @@ def test_case_F1_order_and_batch_do_not_change_seeded_answers(llm: LLM) -> None:
         order = random.Random(seed).sample(range(8), 8)
         results = llm.generate([prompts[i] for i in order], [params[i] for i in order])
         assert [r.outputs[0].token_ids for r in results] == [alone[i] for i in order]
+    invariants(llm)
 
 
-def test_case_F2_answers_of_one_seed_differ_and_repeat(llm: LLM) -> None:
+def test_case_F2_answers_of_one_seed_differ_and_repeat(llm: LLM, invariants: Invariants) -> None:
     params = SamplingParams(n=4, seed=7, temperature=1.5, max_tokens=8)
     runs = [[o.token_ids for o in llm.generate("Once upon", params)[0].outputs] for _ in range(2)]
     assert runs[0] == runs[1]
     assert len({tuple(ids) for ids in runs[0]}) == 4
+    invariants(llm)
 
 
-def test_case_B8_prompt_logprobs_do_not_depend_on_chunks(llm: LLM, folder: Path) -> None:
+def test_case_B8_prompt_logprobs_do_not_depend_on_chunks(llm: LLM, folder: Path, invariants: Invariants) -> None:
     prompt = list(range(20, 70))
     params = SamplingParams(max_tokens=0, prompt_logprobs=2)
     (whole,) = llm.generate([prompt], params)
@@ -76,6 +79,7 @@ def test_case_B8_prompt_logprobs_do_not_depend_on_chunks(llm: LLM, folder: Path)
         assert next(iter(one)) == prompt[position]
         assert [e.logprob for e in one.values()] == pytest.approx([e.logprob for e in other.values()], abs=1e-3)
     assert (whole.outputs[0].token_ids, whole.outputs[0].finish_reason) == ([], "length")
+    invariants(llm)
 
 
 def test_logprobs_of_the_whole_vocabulary_sum_to_one(llm: LLM) -> None:

@@ -17,7 +17,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from transformers import AutoTokenizer
 
 from octavo.errors import CheckpointError, ConfigError, ModelNotFoundError, RequestError
-from octavo.testing.tiny import DEFAULT, TEXT, make_tokenizer
+from octavo.testing.tiny import DEFAULT, TEXT, make_model, make_tokenizer
 from octavo.tokenizer import Tokenizer, load_tokenizer
 from octavo.tokenizer_backends import FastBackend, SlowBackend
 
@@ -89,14 +89,14 @@ def test_decoding_agrees_with_the_library_on_well_formed_text(
 
 
 @given(st.text(max_size=30))
-def test_case_A7_bytes_of_tokens_join_to_the_bytes_of_the_text(kinds: dict[str, Tokenizer], text: str) -> None:
+def test_bytes_of_tokens_join_to_the_bytes_of_the_text(kinds: dict[str, Tokenizer], text: str) -> None:
     for kind in ("byte-level", "gemma"):
         text = text.replace("▁", "_")
         tokenizer = kinds[kind]
         assert b"".join(tokenizer.token_bytes(i) for i in tokenizer.encode(text)) == text.encode()
 
 
-def test_case_A7_byte_tokens_have_their_true_bytes(kinds: dict[str, Tokenizer]) -> None:
+def test_byte_tokens_have_their_true_bytes(kinds: dict[str, Tokenizer]) -> None:
     llama = kinds["llama"]
     ids = llama.encode("“")
     assert [llama.token_bytes(i) for i in ids] == [b" ", b"\xe2", b"\x80", b"\x9c"]
@@ -113,7 +113,7 @@ def test_special_tokens_have_their_text_and_are_skipped_on_demand(tiny: Tokenize
     assert tiny.special_ids == {0, 1, 2}
 
 
-def test_case_A3_a_special_token_after_half_a_character_does_not_join_it(tiny: Tokenizer) -> None:
+def test_a_special_token_after_half_a_character_does_not_join_it(tiny: Tokenizer) -> None:
     half = tiny.encode("é")[:1]
     assert tiny.decode([*half, 2], skip_special_tokens=False) == "\ufffd<|im_end|>"
     assert tiny.decode([*half, 2]) == "\ufffd"
@@ -149,8 +149,12 @@ def make(folder: Path, **changes: Any) -> Path:
     return folder
 
 
-def test_case_E4_bos_comes_once_when_template_and_tokenizer_both_add_it(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+CHAT = "/v1/chat/completions"
+
+
+@pytest.mark.anyio
+async def test_case_E4_bos_comes_once_when_template_and_tokenizer_both_add_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, serve: Any
 ) -> None:
     tokenizer = load_tokenizer(make(tmp_path, chat_template="{{ bos_token }}" + DEFAULT))
     messages = [{"role": "user", "content": "hi"}]
@@ -161,6 +165,12 @@ def test_case_E4_bos_comes_once_when_template_and_tokenizer_both_add_it(
         assert tokenizer.encode(tokenizer.render_chat(messages)) == plain
         tokenizer.encode(tokenizer.render_chat(messages))
     assert [record.levelname for record in caplog.records] == ["WARNING"]
+    server = await serve("yes", tokenizer=tokenizer)
+    body = {"messages": messages, "return_token_ids": True}
+    assert (await server.both(CHAT, body))["prompt_token_ids"] == plain
+    assert (await server.both(CHAT, body | {"add_special_tokens": True}))["prompt_token_ids"] == plain
+    body = {"prompt": tokenizer.render_chat(messages), "return_token_ids": True}
+    assert (await server.both("/v1/completions", body))["choices"][0]["prompt_token_ids"] == plain
 
 
 def test_the_models_own_description_of_its_answers_is_read(tmp_path: Path) -> None:
@@ -169,11 +179,17 @@ def test_the_models_own_description_of_its_answers_is_read(tmp_path: Path) -> No
     assert load_tokenizer(make(tmp_path / "b", response_template="odd")).response_template is None
 
 
-def test_case_E5_bos_is_added_on_demand_when_the_template_lacks_it(tmp_path: Path) -> None:
+@pytest.mark.anyio
+async def test_case_E5_bos_is_added_on_demand_when_the_template_lacks_it(tmp_path: Path, serve: Any) -> None:
     tokenizer = load_tokenizer(make(tmp_path))
     messages = [{"role": "user", "content": "hi"}]
     assert tokenizer.encode_chat(messages)[:1] == [1]
-    assert tokenizer.encode_chat(messages, add_special_tokens=True)[:2] == [0, 1]
+    with_bos = tokenizer.encode_chat(messages, add_special_tokens=True)
+    assert with_bos[:2] == [0, 1]
+    server = await serve("yes", tokenizer=tokenizer)
+    body = {"messages": messages, "return_token_ids": True}
+    assert (await server.both(CHAT, body))["prompt_token_ids"] == with_bos[1:]
+    assert (await server.both(CHAT, body | {"add_special_tokens": True}))["prompt_token_ids"] == with_bos
 
 
 @pytest.mark.parametrize("name", ["LlamaTokenizer", "PreTrainedTokenizerFast"])
@@ -226,17 +242,28 @@ def test_operators_template_is_a_file_or_its_source(tmp_path: Path) -> None:
             load_tokenizer(tmp_path, chat_template=value)
 
 
-def test_case_H3_folder_without_a_tokenizer_names_what_was_looked_for(tmp_path: Path) -> None:
+@pytest.mark.anyio
+async def test_case_H3_folder_without_a_tokenizer_names_what_was_looked_for(tmp_path: Path, serve_model: Any) -> None:
+    folder = make_model(tmp_path / "model", "llama", tokenizer=False)
     with pytest.raises(ModelNotFoundError, match=r"tokenizer\.json.*tokenizer\.model.*--skip-tokenizer-init"):
-        load_tokenizer(tmp_path)
+        await serve_model(folder)
+    server = await serve_model(folder, skip_tokenizer_init=True)
+    body = {"prompt": [5, 6], "max_tokens": 4, "temperature": 0, "return_token_ids": True}
+    assert (await server.both("/v1/completions", body))["choices"][0]["token_ids"]
+    response = await server.send("/v1/completions", {"prompt": "text"})
+    assert (response.status_code, "tokenizer" in response.json()["error"]["message"]) == (400, True)
 
 
-def test_case_H3_tokenizer_json_alone_is_enough(tmp_path: Path) -> None:
+@pytest.mark.anyio
+async def test_case_H3_tokenizer_json_alone_is_enough(tmp_path: Path, serve: Any) -> None:
     make_tokenizer(tmp_path)
     (tmp_path / "tokenizer_config.json").unlink()
     tokenizer = load_tokenizer(tmp_path)
     assert tokenizer.decode(tokenizer.encode("hello")) == "hello"
     assert (tokenizer.bos_token_id, tokenizer.eos_token_ids, tokenizer.chat_template) == (None, (), None)
+    server = await serve("yes", tokenizer=tokenizer)
+    answer = await server.both("/v1/completions", {"prompt": "hello", "echo": True})
+    assert answer["choices"][0]["text"] == "helloyes"
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
@@ -288,8 +315,9 @@ def test_unknown_sources_are_not_found(name: str, monkeypatch: pytest.MonkeyPatc
         load_tokenizer(name)
 
 
+@pytest.mark.anyio
 @pytest.mark.parametrize("settings_file", [True, False])
-def test_case_H3_sentencepiece_model_alone_is_enough(tmp_path: Path, settings_file: bool) -> None:
+async def test_case_H3_sentencepiece_model_alone_is_enough(tmp_path: Path, settings_file: bool, serve: Any) -> None:
     sentencepiece: Any = pytest.importorskip("sentencepiece")
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(TEXT.splitlines()),
@@ -310,3 +338,6 @@ def test_case_H3_sentencepiece_model_alone_is_enough(tmp_path: Path, settings_fi
         assert tokenizer.encode(text, add_special_tokens=False) == reference.encode(text)
         assert tokenizer.decode(tokenizer.encode(text)) == text
     assert (tokenizer.vocab_size, tokenizer.bos_token_id, tokenizer.eos_token_ids) == (500, 1, (2,))
+    server = await serve(" by hand.", tokenizer=tokenizer, vocab_size=500)
+    answer = await server.both("/v1/completions", {"prompt": "set", "echo": True})
+    assert answer["choices"][0]["text"].endswith("by hand.")

@@ -1,4 +1,4 @@
-"""Tokenizers inside GGUF files: cases H-7 and H-8, hand-made vocabularies, corrupt files, two real models."""
+"""Tokenizers inside GGUF files: hand-made vocabularies, corrupt files, two real models."""
 
 from __future__ import annotations
 
@@ -118,16 +118,37 @@ def test_space_prefix_is_added_and_taken_away_by_the_flag(write: Callable[..., P
         assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
+MESSAGES = [{"role": "user", "content": "hello"}]
+CHAT = "/v1/chat/completions"
+
+
+async def chat_prompt(serve: Any, tokenizer: Tokenizer, **body: Any) -> list[int]:
+    """The token ids that a server makes of a conversation."""
+    server = await serve([40, 41, 2], tokenizer=tokenizer, vocab_size=tokenizer.vocab_size)
+    answer = await server.both(CHAT, {"messages": MESSAGES, "return_token_ids": True, **body})
+    ids: list[int] = answer["prompt_token_ids"]
+    return ids
+
+
+@pytest.mark.anyio
 @pytest.mark.parametrize("template", [DEFAULT, None])
-def test_case_H7_chat_template_of_the_file_is_used(write: Callable[..., Path], template: str | None) -> None:
+async def test_case_H7_chat_template_of_the_file_is_used(
+    write: Callable[..., Path], template: str | None, serve: Any
+) -> None:
     tokenizer = load_tokenizer(write(chat_template=template))
     if template is None:
         assert tokenizer.chat_template is None
+        server = await serve([40, 2], tokenizer=tokenizer, vocab_size=tokenizer.vocab_size)
+        assert "--chat-template" in await server.refused(CHAT, {"messages": MESSAGES}, field="messages")
+        tokenizer = load_tokenizer(write(), chat_template="{{ messages[0].content }}")
+        assert tokenizer.decode(await chat_prompt(serve, tokenizer)) == "hello"
     else:
+        assert await chat_prompt(serve, tokenizer) == tokenizer.encode_chat(MESSAGES)
         text = tokenizer.render_chat([{"role": "user", "content": "hi"}])
         assert text == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
 
 
+@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("model", "changes", "begins_with_bos"),
     [
@@ -141,8 +162,8 @@ def test_case_H7_chat_template_of_the_file_is_used(write: Callable[..., Path], t
         ("llama", {"add_bos_token": False}, False),
     ],
 )
-def test_case_H8_bos_is_added_by_the_flag_and_never_guessed(
-    write: Callable[..., Path], model: str, changes: dict[str, Any], begins_with_bos: bool
+async def test_case_H8_bos_is_added_by_the_flag_and_never_guessed(
+    write: Callable[..., Path], model: str, changes: dict[str, Any], begins_with_bos: bool, serve: Any
 ) -> None:
     tokenizer = load_tokenizer(write(model, **changes))
     assert (tokenizer.bos_token_id is None) == ("bos_token_id" in changes)
@@ -150,19 +171,21 @@ def test_case_H8_bos_is_added_by_the_flag_and_never_guessed(
     assert (ids[0] == tokenizer.bos_token_id) is begins_with_bos
     if begins_with_bos:
         assert ids[1] != tokenizer.bos_token_id
+    server = await serve([40, 41, 2], tokenizer=tokenizer, vocab_size=tokenizer.vocab_size)
+    answer = await server.both("/v1/completions", {"prompt": "hello", "return_token_ids": True})
+    assert answer["choices"][0]["prompt_token_ids"] == ids
 
 
+@pytest.mark.anyio
 @pytest.mark.parametrize("in_template", [True, False])
 @pytest.mark.parametrize("add_bos", [True, False])
-def test_case_H8_chat_has_the_bos_of_its_template_and_no_other(
-    write: Callable[..., Path], add_bos: bool, in_template: bool
+async def test_case_H8_chat_has_the_bos_of_its_template_and_no_other(
+    write: Callable[..., Path], add_bos: bool, in_template: bool, serve: Any
 ) -> None:
     template = ("{{ bos_token }}" if in_template else "") + "{{ messages[0].content }}"
     tokenizer = load_tokenizer(write("llama", add_bos_token=add_bos, chat_template=template))
-    ids = tokenizer.encode_chat([{"role": "user", "content": "hello"}])
-    assert ids.count(1) == in_template
-    ids = tokenizer.encode_chat([{"role": "user", "content": "hello"}], add_special_tokens=True)
-    assert ids.count(1) == (in_template or add_bos)
+    assert (await chat_prompt(serve, tokenizer)).count(1) == in_template
+    assert (await chat_prompt(serve, tokenizer, add_special_tokens=True)).count(1) == (in_template or add_bos)
 
 
 def test_eos_flag_is_obeyed_and_end_of_turn_ends_too(write: Callable[..., Path]) -> None:

@@ -99,7 +99,7 @@ def test_most_blocks_that_a_row_ever_holds(window, positions, most):
     assert table(window=window).most_held(positions, passed=0, chunk=16) == most
 
 
-def test_case_G4_sequence_that_cannot_be_served_alone_is_refused_by_the_group_that_lacks_room():
+def test_sequence_that_cannot_be_served_alone_is_refused_by_the_group_that_lacks_room():
     kv = tables(KVGroup(block_size=4, num_blocks=17), KVGroup(block_size=4, num_blocks=8, window=6))
     kv.check_fits(sequence(64))
     with pytest.raises(RequestTooLargeError, match="64 tokens of KV memory") as info:

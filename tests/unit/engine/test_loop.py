@@ -309,7 +309,7 @@ def test_stats_count_what_happened(drive, run_ahead):
 
 
 @both_depths
-def test_case_X_abort_leaves_what_was_computed_to_the_next_request(drive, run_ahead):
+def test_an_abort_leaves_what_was_computed_to_the_next_request(drive, run_ahead):
     d = drive(run_ahead=run_ahead)
     prompt = list(range(1, 22))
     d.submit(prompt, handle=1, max_tokens=50)

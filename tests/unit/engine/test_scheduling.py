@@ -113,7 +113,7 @@ def test_decode_batch_times_longest_context_is_limited(drive):
     assert all(len(d.tokens[h]) == 10 for h in range(4))
 
 
-def test_case_G4_last_comer_is_preempted_and_all_answers_are_as_alone(drive, hashed_script):
+def test_last_comer_is_preempted_and_all_answers_are_as_alone(drive, hashed_script):
     prompts = [[h + 1] * 10 for h in range(4)]
     d = drive(hashed_script, groups=small(10))
     for handle, prompt in enumerate(prompts):
@@ -243,7 +243,7 @@ def test_generated_tokens_are_found_by_the_next_turn_but_never_the_last_which_wa
 
 
 @pytest.mark.parametrize(("lora", "salt", "hit"), [(0, b"", 20), (1, b"", 0), (0, b"x", 0)])
-def test_case_G5_prefix_of_another_adapter_or_salt_is_not_shared(drive, lora, salt, hit):
+def test_prefix_of_another_adapter_or_salt_is_not_shared(drive, lora, salt, hit):
     d = drive()
     d.submit(range(1, 22), handle=1, max_tokens=2)
     d.run()

@@ -27,7 +27,7 @@ def assert_close(paged, path: Path, model: torch.nn.Module, prompts: list[list[i
 
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen2"])
-def test_case_H5_a_file_without_output_weight_has_the_logits_of_the_tied_model(
+def test_a_file_without_output_weight_has_the_logits_of_the_tied_model(
     model_type: str, paged, prompts, tmp_path: Path
 ) -> None:
     folder = make_model(tmp_path / model_type, model_type, tokenizer=False, tie_word_embeddings=True)
@@ -37,7 +37,7 @@ def test_case_H5_a_file_without_output_weight_has_the_logits_of_the_tied_model(
     assert_close(paged, path, model, prompts)
 
 
-def test_case_H6_rope_frequencies_of_the_file_are_honoured(paged, prompts, tmp_path: Path) -> None:
+def test_rope_frequencies_of_the_file_are_honoured(paged, prompts, tmp_path: Path) -> None:
     folder = make_model(tmp_path / "llama", "llama", tokenizer=False)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     path = write_gguf(tmp_path / "model.gguf", model.config, model.state_dict(), extra={"rope_freqs.weight": FACTORS})
@@ -48,7 +48,7 @@ def test_case_H6_rope_frequencies_of_the_file_are_honoured(paged, prompts, tmp_p
 
 
 @pytest.mark.parametrize("shape", [(0,), (0, 64), (4, 0)])
-def test_case_H4_a_tensor_without_elements_does_not_break_loading(
+def test_a_tensor_without_elements_does_not_break_loading(
     shape: tuple[int, ...], paged, prompts, tmp_path: Path
 ) -> None:
     folder = make_model(tmp_path / "llama", "llama", tokenizer=False)

@@ -47,7 +47,7 @@ def test_a_row_draws_the_same_token_alone_and_in_any_batch() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1e-8, 1e-5, 1e-4])
-def test_case_C2_tiny_temperatures_give_the_greedy_token(temperature: float) -> None:
+def test_tiny_temperatures_give_the_greedy_token(temperature: float) -> None:
     logits = logits_of(8, 500)
     n = torch.arange(8)
     assert torch.equal(ops.sample(logits, torch.full((8,), temperature), n, n), logits.argmax(-1))

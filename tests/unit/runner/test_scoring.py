@@ -61,7 +61,7 @@ def test_all_prompt_tokens_but_the_first_are_scored_once(
         assert value == pytest.approx(float(expected[position - 1, token]), abs=1e-5)
 
 
-def test_case_B9_memory_for_a_long_prompt_is_that_of_a_slice() -> None:
+def test_memory_for_a_long_prompt_is_that_of_a_slice() -> None:
     num_tokens, vocab = 4096, 32_000
     head = torch.randn(8, vocab, generator=torch.Generator().manual_seed(0))
     most = 0

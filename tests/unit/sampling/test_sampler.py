@@ -71,7 +71,7 @@ def test_rows_with_different_parameters_give_what_each_gives_alone() -> None:
         assert draw(alone, logits[row : row + 1], [row]) == [mixed[row]], params
 
 
-def test_case_C3_huge_top_k_is_off_and_does_not_disturb_a_greedy_row() -> None:
+def test_huge_top_k_is_off_and_does_not_disturb_a_greedy_row() -> None:
     sampler = make_sampler()
     logits = logits_for(2)
     admit(sampler, 0, temperature=0.0)
@@ -138,7 +138,7 @@ def test_bad_words_match_generated_tokens_only() -> None:
     assert draw(sampler, logits, [0], position=len(PROMPT)) == [1]
 
 
-def test_case_F4_penalties_count_the_tokens_that_the_sampler_itself_drew() -> None:
+def test_penalties_count_the_tokens_that_the_sampler_itself_drew() -> None:
     sampler = make_sampler()
     logits = torch.zeros(1, VOCAB)
     logits[0, 5], logits[0, 6], logits[0, 7] = 3.0, 2.9, 2.8

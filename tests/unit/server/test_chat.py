@@ -113,7 +113,7 @@ async def test_case_E2_an_assistant_turn_may_have_tool_calls_and_no_content(serv
             {"role": "assistant", "tool_calls": [call], **assistant},
             {"role": "tool", "tool_call_id": "c1", "content": "42"},
         ]
-        assert (await server.ask(PATH, {"messages": messages}))["choices"][0]["message"]["content"] == "42 it is"
+        assert (await server.both(PATH, {"messages": messages}))["choices"][0]["message"]["content"] == "42 it is"
 
 
 async def test_case_E3_parts_of_text_are_as_good_as_text(serve, tokenizer):
@@ -141,9 +141,14 @@ async def test_case_E3_parts_of_text_are_as_good_as_text(serve, tokenizer):
 async def test_case_E1_what_a_template_raises_is_the_clients_error(serve, tokenizer):
     options = ServerOptions(trust_request_chat_template=True)
     server = await serve(options=options)
-    template = "{{ raise_exception('System role not supported') }}"
-    message = await server.refused(PATH, {"messages": USER, "chat_template": template}, field="messages")
+    system = [{"role": "system", "content": "be kind"}, *USER]
+    template = "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}hi"
+    message = await server.refused(PATH, {"messages": system, "chat_template": template}, field="messages")
     assert "System role not supported" in message
+    folding = "{{ messages[0].content }}, {{ messages[1].content }}"  # into the user's turn, as Gemma 3 has it
+    body = {"messages": system, "chat_template": folding, "return_token_ids": True}
+    prompt = (await server.both(PATH, body))["prompt_token_ids"]
+    assert tokenizer.decode(prompt) == "be kind, " + USER[0]["content"]
     server = await serve()
     await server.refused(PATH, {"messages": USER, "chat_template": "x"}, field="chat_template")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import unicodedata
+
 import pytest
 
 from octavo.server.options import ServerOptions
@@ -164,8 +166,8 @@ async def test_case_A1_nothing_of_a_stop_string_is_streamed(serve, tokenizer):
     assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == ("", "stop", "DEFGHIJ")
 
 
-async def test_case_A5_no_piece_of_a_stream_holds_half_a_character(serve, bytes_as_ids):
-    text = "你好 ď 👍🏽 🇫🇷"
+@pytest.mark.parametrize("text", ["你好 ď 👍🏽 🇫🇷", "a“b”c", unicodedata.normalize("NFD", "é")])
+async def test_case_A5_no_piece_of_a_stream_holds_half_a_character(serve, bytes_as_ids, text):
     server = await serve([*bytes_as_ids(text.encode()), 2])
     chunks = await server.stream(PATH, {"prompt": "x", "max_tokens": 100})
     pieces = [choice["text"] for chunk in chunks for choice in chunk["choices"]]

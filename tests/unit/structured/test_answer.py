@@ -53,14 +53,14 @@ def test_an_answer_may_end_only_where_its_grammar_does(case: Case) -> None:
     assert case.masks(answer) == [{*case.of("b"), END, OTHER_END}]
 
 
-def test_case_C14_a_whole_answer_is_done(case: Case) -> None:
+def test_a_whole_answer_is_done(case: Case) -> None:
     answer = case.answer("ab")
     answer.accept(case.of("ab"))
     assert case.masks(answer) == [State.DONE]
     assert case.masks(answer, may_end=False) == [State.DONE]
 
 
-def test_case_C15_an_end_that_comes_too_early_is_held_off_while_there_is_something_else(case: Case) -> None:
+def test_an_end_that_comes_too_early_is_held_off_while_there_is_something_else(case: Case) -> None:
     answer = case.answer("ab*")
     answer.accept(case.of("a"))
     assert case.masks(answer, may_end=False) == [set(case.of("b"))]

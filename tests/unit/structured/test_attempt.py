@@ -52,11 +52,11 @@ def test_one_that_takes_too_long_is_killed() -> None:
 
 
 @pytest.mark.parametrize("end", [lambda: os.kill(os.getpid(), signal.SIGKILL), lambda: os._exit(3)])
-def test_case_C13_a_crash_of_the_library_is_the_requests_own(end) -> None:
+def test_a_crash_of_the_library_is_the_requests_own(end) -> None:
     assert "crashed" in verdict(end).message
 
 
-def test_case_C13_an_error_of_any_kind_is_the_requests_own() -> None:
+def test_an_error_of_any_kind_is_the_requests_own() -> None:
     assert "ZeroDivisionError" in verdict(lambda: 1 / 0).message
 
 

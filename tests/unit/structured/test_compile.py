@@ -86,13 +86,13 @@ def test_what_no_library_can_do_is_refused_by_name(
     assert error.value.field == f"structured_outputs.{field}"
 
 
-def test_case_C12_a_grammar_or_pattern_that_does_not_parse_is_refused(libraries: dict[str, Library]) -> None:
+def test_a_grammar_or_pattern_that_does_not_parse_is_refused(libraries: dict[str, Library]) -> None:
     for given in ({"grammar": "Root ::= [^"}, {"regex": "("}, {"regex": "[^"}, {"json": {"pattern": "\\q["}}):
         with pytest.raises(RequestError):
             backend(libraries, **given)
 
 
-def test_case_C16_descriptions_hold_any_text_and_not_is_named(libraries: dict[str, Library], draw) -> None:
+def test_descriptions_hold_any_text_and_not_is_named(libraries: dict[str, Library], draw) -> None:
     described = {"type": "object", "description": 'a "b"\n]', "properties": {"x": {"const": 1, "title": '"]}\\'}}}
     assert draw(compile_spec(StructuredOutputs(json=described), libraries), 1) is not None
     with pytest.raises(RequestError, match="not"):

@@ -42,7 +42,7 @@ def test_every_answer_of_the_corpus_is_valid(libraries: dict[str, Library], draw
 
 
 @pytest.mark.parametrize("schema", ILL_FORMED, ids=str)
-def test_case_C11_an_ill_formed_schema_is_refused_before_any_library_sees_it(schema: dict) -> None:
+def test_an_ill_formed_schema_is_refused_before_any_library_sees_it(schema: dict) -> None:
     with pytest.raises(RequestError, match="JSON schema") as error:
         check(StructuredOutputs(json=schema))
     assert error.value.field == "structured_outputs.json"

@@ -9,6 +9,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+from invariants import Invariants
 
 from octavo.errors import EngineError, RequestError
 from octavo.llm import LLM
@@ -125,35 +126,40 @@ def test_a_stream_joins_to_the_answer_and_ends_once(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("ignore_eos", [False, True])
-def test_case_C14_an_answer_ends_with_its_grammar(llm: LLM, ignore_eos: bool) -> None:
+def test_case_C14_an_answer_ends_with_its_grammar(llm: LLM, ignore_eos: bool, invariants: Invariants) -> None:
     # A model that would never choose EOS.
     text, finish = only(llm, shaped(choice=["a", "b"], logit_bias={2: -100.0}, ignore_eos=ignore_eos))
     assert text in ("a", "b")
     assert finish == "stop"
+    invariants(llm)
 
 
-def test_case_C15_a_grammar_that_has_ended_goes_before_min_tokens(llm: LLM) -> None:
+def test_case_C15_a_grammar_that_has_ended_goes_before_min_tokens(llm: LLM, invariants: Invariants) -> None:
     text, finish = only(llm, shaped(json={"type": "boolean"}, min_tokens=64))
     assert (json.loads(text) in (True, False), finish) == (True, "stop")
+    invariants(llm)
 
 
-def test_case_C15_min_tokens_hold_while_the_grammar_goes_on(llm: LLM) -> None:
+def test_case_C15_min_tokens_hold_while_the_grammar_goes_on(llm: LLM, invariants: Invariants) -> None:
     (output,) = ask(llm, shaped(regex="[ab]*", min_tokens=20, logit_bias={2: 100.0})).outputs
     assert len(output.token_ids) == 21
     assert output.finish_reason == "stop"
+    invariants(llm)
 
 
-def test_case_C15_a_row_that_allows_nothing_fails_alone(llm: LLM) -> None:
+def test_case_C15_a_row_that_allows_nothing_fails_alone(llm: LLM, invariants: Invariants) -> None:
     with pytest.raises(EngineError, match="every token is forbidden"):
         ask(llm, shaped(choice=["a", "b"], allowed_token_ids=[100]))
     assert only(llm, shaped(choice=["a", "b"]))[1] == "stop"
+    invariants(llm)
 
 
-def test_case_B5_logprobs_of_a_grammar_are_finite_numbers(llm: LLM) -> None:
+def test_case_B5_logprobs_of_a_grammar_are_finite_numbers(llm: LLM, invariants: Invariants) -> None:
     (output,) = ask(llm, shaped(json={"type": "boolean"}, logprobs=3)).outputs
     assert output.logprobs is not None
     assert len(output.logprobs) == len(output.token_ids)
     json.dumps([entry.logprob for entries in output.logprobs for entry in entries.values()], allow_nan=False)
+    invariants(llm)
 
 
 @pytest.mark.parametrize(
@@ -165,11 +171,14 @@ def test_case_B5_logprobs_of_a_grammar_are_finite_numbers(llm: LLM) -> None:
         ({"json": {"type": "object", "not": {}}}, "json"),
     ],
 )
-def test_case_C11_C12_C13_C16_only_the_request_that_is_wrong_fails(llm: LLM, given: dict, field: str) -> None:
+def test_case_C11_C12_C13_C16_only_the_request_that_is_wrong_fails(
+    llm: LLM, given: dict, field: str, invariants: Invariants
+) -> None:
     with pytest.raises(RequestError) as error:
         ask(llm, shaped(**given))
     assert error.value.field == f"structured_outputs.{field}"
     assert only(llm, shaped(choice=["a"])) == ("a", "stop")
+    invariants(llm)
 
 
 def test_a_grammar_begins_behind_its_mark(llm: LLM) -> None:

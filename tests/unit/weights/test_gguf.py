@@ -115,7 +115,7 @@ def test_a_plain_matrix_can_be_cut_anywhere(llama: Writer) -> None:
     assert torch.equal(by_name(path)[Q].read(dim=1, start=3, length=7), state[Q][:, 3:10])
 
 
-def test_case_H6_rope_frequencies_are_no_weight_and_unknown_tensors_keep_their_name(llama: Writer) -> None:
+def test_rope_frequencies_are_no_weight_and_unknown_tensors_keep_their_name(llama: Writer) -> None:
     path, _ = llama(extra={"rope_freqs.weight": torch.ones(8), "blk.0.attn_sinks.weight": torch.ones(4)})
     names = set(by_name(path))
     assert not any("rope" in name for name in names)

@@ -130,7 +130,7 @@ def test_the_heads_width_is_read_off_the_matrices_when_no_key_gives_it(tmp_path:
     assert config_of(header).head_dim == 32
 
 
-def test_case_H5_a_file_without_output_weight_has_tied_embeddings(tmp_path: Path) -> None:
+def test_a_file_without_output_weight_has_tied_embeddings(tmp_path: Path) -> None:
     assert config_of(header_of(tmp_path, tiny_config("llama", tie_word_embeddings=True))).tie_word_embeddings
     assert not config_of(header_of(tmp_path, tiny_config("llama"))).tie_word_embeddings
 

@@ -92,7 +92,7 @@ GOOD = {"t": entry()}
         (struct.pack("<Q", 20) + b'{"a": {}, "a" : {} }', "a name occurs twice"),
     ],
 )
-def test_case_H1_a_damaged_beginning_is_refused_by_name(data: bytes, message: str, tmp_path: Path) -> None:
+def test_a_damaged_beginning_is_refused_by_name(data: bytes, message: str, tmp_path: Path) -> None:
     bad = tmp_path / "model.safetensors"
     bad.write_bytes(data)
     with pytest.raises(CheckpointError, match=message) as caught:
@@ -151,7 +151,7 @@ def test_random_damage_to_the_header_never_escapes_as_another_error(
     assert refused > 200
 
 
-def test_case_H1_a_file_cut_after_its_header_is_refused(tensors: dict[str, torch.Tensor], tmp_path: Path) -> None:
+def test_a_file_cut_after_its_header_is_refused(tensors: dict[str, torch.Tensor], tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     save_file(tensors, file)
     file.write_bytes(file.read_bytes()[:-4])
@@ -176,7 +176,7 @@ def test_shards_are_read_in_order_with_or_without_an_index(index: bool, tmp_path
     assert [(t.name, t.read()[0].item()) for t in open_tensors(tmp_path)] == [("t1", 1.0), ("t2", 2.0), ("t3", 3.0)]
 
 
-def test_case_H2_an_index_that_names_absent_shards_is_an_error_that_counts_both_sides(tmp_path: Path) -> None:
+def test_an_index_that_names_absent_shards_is_an_error_that_counts_both_sides(tmp_path: Path) -> None:
     weight_map = shards(tmp_path)
     stale = weight_map | {f"x{i}": f"model-{i:05}-of-00030.safetensors" for i in range(1, 31)}
     (tmp_path / INDEX).write_text(json.dumps({"weight_map": stale}))

@@ -78,7 +78,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.002)
 
 
-def test_case_D5_a_stream_ends_with_exactly_one_finish(play: Any) -> None:
+def test_a_stream_ends_with_exactly_one_finish(play: Any) -> None:
     async def scenario(client: EngineClient) -> None:
         deltas = [d async for d in client.generate([5, 6], SamplingParams(max_tokens=9), request_id="a")]
         assert [d.finished for d in deltas] == [False] * (len(deltas) - 1) + [True]
@@ -109,7 +109,7 @@ def test_long_prompts_are_tokenized_off_the_event_loop(play: Any) -> None:
     play(scenario, scripted())
 
 
-def test_case_D7_concurrent_streams_get_only_their_own_tokens(play: Any) -> None:
+def test_concurrent_streams_get_only_their_own_tokens(play: Any) -> None:
     async def scenario(client: EngineClient) -> None:
         results = await asyncio.gather(*(collect(client, [100 + i], LONG, label=str(i)) for i in range(16)))
         for i, result in enumerate(results):
@@ -128,7 +128,7 @@ def test_several_answers_are_told_apart_by_index(play: Any) -> None:
     play(scenario, scripted())
 
 
-def test_case_B8_prompt_logprobs_come_with_the_first_delta(play: Any) -> None:
+def test_prompt_logprobs_come_with_the_first_delta(play: Any) -> None:
     async def scenario(client: EngineClient) -> None:
         params = SamplingParams(max_tokens=3, prompt_logprobs=1, n=2)
         deltas = [d async for d in client.generate(list(range(5, 45)), params, request_id="a")]
@@ -141,7 +141,7 @@ def test_case_B8_prompt_logprobs_come_with_the_first_delta(play: Any) -> None:
     play(scenario, scripted())
 
 
-def test_case_G1_closing_the_iterator_aborts_and_frees_the_blocks(play: Any) -> None:
+def test_closing_the_iterator_aborts_and_frees_the_blocks(play: Any) -> None:
     async def scenario(client: EngineClient) -> None:
         async with aclosing(client.generate([5], LONG, request_id="a")) as stream:
             async for _ in stream:
@@ -181,7 +181,7 @@ def test_abort_by_id_ends_the_stream_with_a_last_delta(play: Any) -> None:
     play(scenario, scripted(delay=0.005))
 
 
-def test_case_G3_two_live_requests_may_share_an_id(play: Any) -> None:
+def test_two_live_requests_may_share_an_id(play: Any) -> None:
     async def scenario(client: EngineClient) -> None:
         results = await asyncio.gather(*(collect(client, [i], LONG, label="same") for i in (100, 101)))
         assert [r.outputs[0].token_ids[0] for r in results] == [100, 101]
@@ -210,7 +210,7 @@ def test_a_row_that_fails_alone_is_an_engine_error_for_its_request_only(play: An
     play(scenario, scripted(fail_rows={1: [0]}))
 
 
-def test_case_G7_a_dead_engine_fails_every_request_at_once(play: Any) -> None:
+def test_a_dead_engine_fails_every_request_at_once(play: Any) -> None:
     async def scenario(client: EngineClient) -> None:
         outcomes = await asyncio.gather(*(collect(client, [5], LONG) for _ in range(3)), return_exceptions=True)
         assert [type(o) for o in outcomes] == [EngineDeadError] * 3

@@ -27,16 +27,14 @@ def test_text_is_tokenized_and_kept(door: Door, tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("prompt", ["", []])
-def test_case_C6_empty_prompt_without_bos_is_refused(door: Door, prompt: Any) -> None:
+def test_empty_prompt_without_bos_is_refused(door: Door, prompt: Any) -> None:
     with pytest.raises(RequestError, match="empty") as caught:
         door.prepare(prompt, SamplingParams())
     assert caught.value.field == "prompt"
 
 
 @pytest.mark.parametrize("prompt", ["", []])
-def test_case_C6_empty_prompt_becomes_bos_where_there_is_one(
-    bos_tokenizer: Tokenizer, info: ModelInfo, prompt: Any
-) -> None:
+def test_empty_prompt_becomes_bos_where_there_is_one(bos_tokenizer: Tokenizer, info: ModelInfo, prompt: Any) -> None:
     door = Door(bos_tokenizer, info)
     assert door.prepare(prompt, SamplingParams()).token_ids == [0]
     with pytest.raises(RequestError, match="empty"):
@@ -44,7 +42,7 @@ def test_case_C6_empty_prompt_becomes_bos_where_there_is_one(
 
 
 @pytest.mark.parametrize("bad", [384, -1, 5279552648203111001, True, 1.5, "a", None, np.int32(3)])
-def test_case_C5_ids_outside_the_vocabulary_or_of_another_type_are_refused(door: Door, bad: Any) -> None:
+def test_ids_outside_the_vocabulary_or_of_another_type_are_refused(door: Door, bad: Any) -> None:
     with pytest.raises(RequestError, match="token id") as caught:
         door.prepare([5, bad], SamplingParams())
     assert caught.value.field == "prompt"
@@ -57,7 +55,7 @@ def test_an_array_of_ids_is_a_prompt(door: Door) -> None:
         door.prepare(ids / 2, SamplingParams())
 
 
-def test_case_C8_too_large_max_tokens_names_limit_prompt_and_asked(door: Door) -> None:
+def test_too_large_max_tokens_names_limit_prompt_and_asked(door: Door) -> None:
     with pytest.raises(RequestTooLargeError) as caught:
         door.prepare([5] * 8, SamplingParams(max_tokens=61))
     assert caught.value.field == "max_tokens"
@@ -65,14 +63,14 @@ def test_case_C8_too_large_max_tokens_names_limit_prompt_and_asked(door: Door) -
         assert number in str(caught.value)
 
 
-def test_case_C9_no_max_tokens_is_the_room_left_or_the_default(door: Door) -> None:
+def test_no_max_tokens_is_the_room_left_or_the_default(door: Door) -> None:
     unlimited = SamplingParams(max_tokens=None)
     assert door.prepare([5] * 8, unlimited).max_tokens == 56
     assert door.prepare([5] * 8, unlimited, default_max_tokens=16).max_tokens == 16
     assert door.prepare([5] * 60, unlimited, default_max_tokens=16).max_tokens == 4
 
 
-def test_case_C10_prompts_around_the_context_length(door: Door) -> None:
+def test_prompts_around_the_context_length(door: Door) -> None:
     one, score = SamplingParams(max_tokens=1), SamplingParams(max_tokens=0)
     assert door.prepare([5] * 63, one).max_tokens == 1
     assert door.prepare([5] * 64, score).max_tokens == 0
@@ -81,7 +79,7 @@ def test_case_C10_prompts_around_the_context_length(door: Door) -> None:
             door.prepare([5] * length, params)
 
 
-def test_case_G6_hopeless_text_is_refused_without_tokenizing(info: ModelInfo, tokenizer: Tokenizer) -> None:
+def test_hopeless_text_is_refused_without_tokenizing(info: ModelInfo, tokenizer: Tokenizer) -> None:
     class NeverEncodes:
         vocab_size = tokenizer.vocab_size
         token_bytes = staticmethod(tokenizer.token_bytes)
@@ -128,13 +126,13 @@ def test_stop_token_ids_end_an_answer_even_with_ignore_eos(door: Door) -> None:
         ("min_tokens", SamplingParams(min_tokens=10**30, max_tokens=None)),
     ],
 )
-def test_case_C4_parameters_outside_the_vocabulary_are_refused(door: Door, field: str, params: SamplingParams) -> None:
+def test_parameters_outside_the_vocabulary_are_refused(door: Door, field: str, params: SamplingParams) -> None:
     with pytest.raises(RequestError) as caught:
         door.prepare([5], params)
     assert caught.value.field == field
 
 
-def test_case_C3_top_k_over_the_vocabulary_is_off(door: Door) -> None:
+def test_top_k_over_the_vocabulary_is_off(door: Door) -> None:
     assert door.prepare([5], SamplingParams(top_k=10**30)).engine_params.top_k == 0
     assert door.prepare([5], SamplingParams(top_k=383)).engine_params.top_k == 383
 

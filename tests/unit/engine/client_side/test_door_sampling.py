@@ -25,7 +25,7 @@ def refused(door: Door, **params: Any) -> str:
     return caught.value.field
 
 
-def test_case_C15_a_set_of_no_tokens_is_refused_before_anything_is_computed(door: Door, tokenizer: Tokenizer) -> None:
+def test_a_set_of_no_tokens_is_refused_before_anything_is_computed(door: Door, tokenizer: Tokenizer) -> None:
     (token,) = tokenizer.encode("a", add_special_tokens=False)
     assert refused(door, allowed_token_ids=[token], bad_words=["a"]) == "allowed_token_ids"
     assert refused(door, allowed_token_ids=[2], min_tokens=3) == "allowed_token_ids"

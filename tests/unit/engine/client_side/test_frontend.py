@@ -46,7 +46,7 @@ def test_submit_carries_the_request_across_the_wire(frontend: Frontend) -> None:
     assert again.params.logit_bias == {4: 1.5}
 
 
-def test_case_F2_answers_of_a_seeded_request_get_different_seeds_that_repeat(frontend: Frontend) -> None:
+def test_answers_of_a_seeded_request_get_different_seeds_that_repeat(frontend: Frontend) -> None:
     seeds = [[s.seed for s in add(frontend, n=4, seed=7).submits()] for _ in range(2)]
     assert seeds[0] == seeds[1]
     assert seeds[0][0] == 7
@@ -54,7 +54,7 @@ def test_case_F2_answers_of_a_seeded_request_get_different_seeds_that_repeat(fro
     assert all(-(2**63) <= derive_seed(s, i) < 2**63 for s in (-(2**63), 0, 2**63 - 1) for i in range(3))
 
 
-def test_case_F3_unseeded_requests_differ_unless_the_frontend_is_seeded(
+def test_unseeded_requests_differ_unless_the_frontend_is_seeded(
     tokenizer: Tokenizer, info: ModelInfo, frontend: Frontend
 ) -> None:
     def draw(which: Frontend) -> list[int]:
@@ -70,7 +70,7 @@ def test_handles_are_never_used_twice(frontend: Frontend) -> None:
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 5])
-def test_case_A5_streamed_pieces_join_to_the_decoded_text(
+def test_streamed_pieces_join_to_the_decoded_text(
     frontend: Frontend, tokenizer: Tokenizer, deltas: Any, chunk: int
 ) -> None:
     text = "The 你好 ď 👍🏽 🇩🇪 end"
@@ -98,9 +98,7 @@ def test_unfinished_character_at_the_end_becomes_one_replacement(
     assert delta.outputs[0].text == "ok \ufffd"
 
 
-def test_case_A3_stop_token_is_in_the_ids_but_not_in_the_text(
-    frontend: Frontend, tokenizer: Tokenizer, deltas: Any
-) -> None:
+def test_stop_token_is_in_the_ids_but_not_in_the_text(frontend: Frontend, tokenizer: Tokenizer, deltas: Any) -> None:
     word = tokenizer.encode("word")
     cases: list[tuple[dict[str, Any], str]] = [
         ({}, "word"),
@@ -122,7 +120,7 @@ def test_eos_has_no_stop_reason_unless_ignored_eos_is_a_stop_token(frontend: Fro
     assert only(frontend, deltas((request.handles[0], [2], Finish.STOP))).outputs[0].stop_reason == 2
 
 
-def test_case_A1_nothing_of_a_stop_string_is_shown_before_it_is_whole(
+def test_nothing_of_a_stop_string_is_shown_before_it_is_whole(
     frontend: Frontend, tokenizer: Tokenizer, deltas: Any
 ) -> None:
     request = add(frontend, stop=["DEFGHIJ"])
@@ -138,7 +136,7 @@ def test_case_A1_nothing_of_a_stop_string_is_shown_before_it_is_whole(
     assert messages == [Abort(client=0, handles=(handle,), finished=True)]
 
 
-def test_case_A2_stop_string_inside_a_step_of_several_tokens_drops_the_ids_behind_it(
+def test_stop_string_inside_a_step_of_several_tokens_drops_the_ids_behind_it(
     frontend: Frontend, tokenizer: Tokenizer, deltas: Any
 ) -> None:
     ids = tokenizer.encode(" is Paris. More text follows here.")
@@ -172,9 +170,7 @@ def test_stop_strings_are_not_looked_for_in_the_first_min_tokens(
     assert request.ended
 
 
-def test_case_D7_interleaved_requests_get_only_their_own_tokens(
-    frontend: Frontend, tokenizer: Tokenizer, deltas: Any
-) -> None:
+def test_interleaved_requests_get_only_their_own_tokens(frontend: Frontend, tokenizer: Tokenizer, deltas: Any) -> None:
     rng = random.Random(0)
     requests = {add(frontend, label=str(i), n=1 + i % 3): i for i in range(16)}
     scripts = {h: [rng.randrange(3, 384) for _ in range(9)] for r in requests for h in r.handles}
@@ -252,7 +248,7 @@ def test_cached_tokens_and_prompt_come_with_the_first_delta(frontend: Frontend, 
     assert delta.prompt_token_ids == request.prepared.token_ids
 
 
-def test_case_A9_the_tokenizers_own_ends_stop_too(tokenizer: Tokenizer, info: ModelInfo) -> None:
+def test_the_tokenizers_own_ends_stop_too(tokenizer: Tokenizer, info: ModelInfo) -> None:
     ends = tokenizer.eos_token_ids
     assert ends, "the test needs a tokenizer that knows an end"
     knows_none = msgspec.structs.replace(info, eos_token_ids=(1,))

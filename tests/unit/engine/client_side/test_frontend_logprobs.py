@@ -50,9 +50,7 @@ def test_the_chosen_token_comes_first_and_appears_once(
     assert output.cumulative_logprob == -3.25
 
 
-def test_case_B5_minus_infinity_and_no_number_become_the_floor(
-    frontend: Frontend, deltas: Any, logprob_block: Any
-) -> None:
+def test_minus_infinity_and_no_number_become_the_floor(frontend: Frontend, deltas: Any, logprob_block: Any) -> None:
     request = add(frontend, logprobs=2)
     handle = request.handles[0]
     block = logprob_block(handle, [[40, 41, 42]], [[-INF, 0.0, math.nan]], [3])
@@ -62,9 +60,7 @@ def test_case_B5_minus_infinity_and_no_number_become_the_floor(
     assert output.cumulative_logprob == FLOOR == -9999.0
 
 
-def test_case_B11_whole_vocabulary_has_an_entry_for_every_token(
-    frontend: Frontend, deltas: Any, logprob_block: Any
-) -> None:
+def test_whole_vocabulary_has_an_entry_for_every_token(frontend: Frontend, deltas: Any, logprob_block: Any) -> None:
     request = add(frontend, logprobs=-1)
     handle = request.handles[0]
     order = [3, *range(384)]
@@ -88,9 +84,7 @@ def test_entries_behind_a_stop_string_are_dropped_with_their_tokens(
     assert output.cumulative_logprob == -3
 
 
-def test_case_B8_prompt_logprobs_of_any_chunks_are_one_list(
-    frontend: Frontend, deltas: Any, logprob_block: Any
-) -> None:
+def test_prompt_logprobs_of_any_chunks_are_one_list(frontend: Frontend, deltas: Any, logprob_block: Any) -> None:
     rows = {1: ([6, 9], [-1, -0.5], 2), 2: ([7, 9], [-2, -0.5], 3), 3: ([8, 8], [-0.1, -0.1], 1)}
 
     def score(*chunks: tuple[int, ...]) -> Any:

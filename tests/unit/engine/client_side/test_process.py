@@ -117,7 +117,7 @@ def test_interrupts_do_not_reach_the_engine(builders: Any) -> None:
     play(builders.slow, scenario)
 
 
-def test_case_G7_killed_engine_fails_its_requests_at_once(builders: Any) -> None:
+def test_killed_engine_fails_its_requests_at_once(builders: Any) -> None:
     async def scenario(client: EngineClient, handle: EngineHandle) -> None:
         task = asyncio.create_task(collect(client, [100]))
         await asyncio.sleep(0.1)

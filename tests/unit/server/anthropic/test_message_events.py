@@ -53,7 +53,7 @@ async def test_a_call_ends_with_tool_use_and_has_its_input_as_an_object():
 
 
 @pytest.mark.parametrize("finish", ["tool_calls", "stop"])
-async def test_case_X_anthropic_stop_reason_is_tool_use_after_a_call_whatever_the_engine_says(finish):
+async def test_the_stop_reason_is_tool_use_after_a_call_whatever_the_engine_says(finish):
     assert (await joined(CALL, finish=finish))["stop_reason"] == "tool_use"
     assert (await joined(CALL, finish=finish, stop=151645))["stop_reason"] == "tool_use"
     assert (await joined(CALL, finish="length", max_tokens=2))["stop_reason"] == "max_tokens"
@@ -111,7 +111,7 @@ async def test_thinking_that_is_cut_stays_thinking():
     assert message["stop_reason"] == "max_tokens"
 
 
-async def test_case_X_anthropic_usage_comes_with_the_start_and_grows_to_the_end():
+async def test_usage_comes_with_the_start_and_grows_to_the_end():
     events = await told([Content("a")], [Content("b")])
     start, end = events[0]["message"]["usage"], events[-2]["usage"]
     assert (start["input_tokens"], start["cache_read_input_tokens"]) == (4, 16)

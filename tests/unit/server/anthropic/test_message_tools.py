@@ -22,7 +22,7 @@ def trusting(monkeypatch):
     monkeypatch.setattr("octavo.server.reading.enforce", lambda params, *_, **__: params)
 
 
-async def test_a_call_is_a_block_and_the_reason_is_tool_use(serve, ask):
+async def test_case_X_anthropic_stop_reason_is_tool_use_after_a_call(serve, ask):
     server = await serve("Let me see. " + CALL, options=HERMES)
     answer = await ask(server, {"messages": USER, "tools": [WEATHER]})
     text, call = answer["content"]

@@ -154,3 +154,19 @@ def test_a_schema_that_is_no_schema_types_nothing() -> None:
     for schema in (None, {}, {"properties": 3}, {"properties": {"a": "x"}}, {"properties": {"a": True}}):
         assert Parameters(schema).types("a") == frozenset()  # type: ignore[arg-type]
     assert typed("x", frozenset()) == "x"
+
+
+@pytest.mark.parametrize("schema", [{"enum": ["Oslo", " Rome"]}, {"const": "Oslo"}, {"$ref": "#/$defs/City"}])
+def test_white_space_around_a_string_of_a_list_is_the_formats(schema: dict[str, Any]) -> None:
+    root = {"properties": {"city": schema, "note": {"type": "string"}}, "$defs": {"City": {"enum": ["Oslo"]}}}
+
+    def written(key: str, *pieces: str) -> str:
+        writer = ArgumentWriter(Parameters(root), trim=True)
+        writer.start(key)
+        return "".join(map(writer.text, pieces)) + writer.end() + writer.close()
+
+    assert written("city", "\nOs", "lo", "\n\n\t ") == '{"city": "Oslo"}'
+    assert written("city", "Bergen ") == '{"city": "Bergen "}', "what is not listed is left as it is"
+    assert written("note", "Oslo  ") == '{"note": "Oslo  "}'
+    if "enum" in schema:
+        assert written("city", " Rome") == '{"city": " Rome"}'

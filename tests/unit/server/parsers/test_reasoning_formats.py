@@ -37,20 +37,20 @@ def test_reasoning_and_answer_are_told_apart(name: str, parsing: SimpleNamespace
 
 
 @pytest.mark.parametrize("name", sorted(set(WRITTEN) - {"openai_gptoss"}))
-def test_case_D9_text_cut_inside_reasoning_stays_reasoning(name: str, parsing: SimpleNamespace) -> None:
+def test_text_cut_inside_reasoning_stays_reasoning(name: str, parsing: SimpleNamespace) -> None:
     cut = WRITTEN[name].partition("so")[0]
     answer = parsing.parse(cut, reasoning=name)
     assert (answer.reasoning, answer.content) == ("why, {", "")
 
 
-def test_case_D9_harmony_cut_inside_analysis_stays_reasoning(parsing: SimpleNamespace) -> None:
+def test_harmony_cut_inside_analysis_stays_reasoning(parsing: SimpleNamespace) -> None:
     answer = parsing.parse("<|channel|>analysis<|message|>why, {", reasoning="openai_gptoss")
     assert (answer.reasoning, answer.content) == ("why, {", "")
 
 
 @pytest.mark.parametrize("name", ["qwen3", "deepseek_r1", "glm45", "kimi_k2", "hunyuan_a13b", "ernie45"])
 @pytest.mark.parametrize("opened", ["<think>\n", "<think>", "<think>\nSo far"])
-def test_case_D10_reasoning_that_the_prompt_opened(name: str, opened: str, parsing: SimpleNamespace) -> None:
+def test_reasoning_that_the_prompt_opened(name: str, opened: str, parsing: SimpleNamespace) -> None:
     answer = parsing.parse("a</think>b", reasoning=name, prompt_tail=QWEN + opened)
     assert (answer.reasoning, answer.content) == ("a", "b")
     cut = parsing.parse("a", reasoning=name, prompt_tail=QWEN + opened)

@@ -94,7 +94,7 @@ def test_auto_forces_nothing_without_strict_tools(written: Any, parsing: SimpleN
     assert format.structural_tag((), choice="required") is None
 
 
-def test_case_C16_descriptions_and_odd_keywords_do_not_break_the_grammar(
+def test_descriptions_and_odd_keywords_do_not_break_the_grammar(
     written: Any, parsing: SimpleNamespace, compiler: Any
 ) -> None:
     text = 'a "quoted"\nline ] } \\ <|end|> </tool_call>'

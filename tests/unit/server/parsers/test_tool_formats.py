@@ -53,7 +53,7 @@ def test_strings_with_quotes_braces_and_unicode_arrive_unchanged(written: Any, p
     assert parsing.parse(written.write(calls), written.name).values == calls
 
 
-def test_case_D4_a_call_without_arguments_has_empty_ones(written: Any, parsing: SimpleNamespace) -> None:
+def test_a_call_without_arguments_has_empty_ones(written: Any, parsing: SimpleNamespace) -> None:
     answer = parsing.parse(written.write([("list_tables", {}), ("list_tables", {})]), written.name)
     assert answer.calls == [("list_tables", "{}")] * 2
 
@@ -85,7 +85,7 @@ def test_text_cut_anywhere_gives_whole_calls_first_and_valid_arguments(written: 
             assert answer.values[0] == CALLS[1]
 
 
-def test_case_D3_any_split_gives_the_same_calls(written: Any, parsing: SimpleNamespace) -> None:
+def test_any_split_gives_the_same_calls(written: Any, parsing: SimpleNamespace) -> None:
     format = parsing.make(written.name)
     text = written.write([*CALLS, ("weather", {"city": AWKWARD}), ("list_tables", {})])
     whole = parsing.run(format, [text])

@@ -28,6 +28,18 @@ class Parameters:
         """The JSON types that the schema allows for a parameter; empty if it does not say."""
         return frozenset(self._types(self._properties.get(key), MAX_DEPTH))
 
+    def listed(self, key: str) -> frozenset[str]:
+        """The strings that the schema lists for a parameter; empty if it lists none."""
+        schema = self._properties.get(key)
+        for _ in range(MAX_DEPTH):
+            if not isinstance(schema, Mapping) or not isinstance(reference := schema.get("$ref"), str):
+                break
+            schema = self._resolve(reference)
+        if not isinstance(schema, Mapping):
+            return frozenset()
+        values = schema["enum"] if isinstance(schema.get("enum"), list) else [schema.get("const")]
+        return frozenset(value for value in values if isinstance(value, str))
+
     def _types(self, schema: Any, depth: int) -> set[str]:
         if not isinstance(schema, Mapping) or not depth:
             return set()
@@ -69,7 +81,8 @@ class ArgumentWriter:
     """Writes `{"key": value, ...}` piece by piece. Each method returns what it adds.
 
     trim: one line break before and behind a value is the format's, not the value's.
-    A parameter that is a string is passed on as it comes; any other is written when it is complete.
+    A parameter that is a string is passed on as it comes; any other is written when it is complete, and so is one whose
+    strings are listed: the grammars of some formats allow white space around those.
     """
 
     def __init__(self, parameters: Parameters, *, trim: bool) -> None:
@@ -78,12 +91,14 @@ class ArgumentWriter:
         self._written = False
         self._key: str | None = None
         self._types: frozenset[str] = frozenset()
+        self._listed: frozenset[str] = frozenset()
         self._raw = ""
         self._streams = False
 
     def start(self, key: str, *, is_text: bool | None = None) -> None:
         """A value begins. is_text: the model itself says whether it is text or JSON; None leaves it to the schema."""
         self._key = key.strip()
+        self._listed = self._parameters.listed(self._key)
         types = self._parameters.types(self._key)
         self._types = types if is_text is None else frozenset({"string"}) if is_text else types - {"string"}
         self._raw, self._streams = "", False
@@ -93,7 +108,7 @@ class ArgumentWriter:
         if self._streams:
             return quoted(text)
         self._raw += text
-        if "string" not in self._types or self._types - {"string", "null"} or self._maybe_null():
+        if self._listed or "string" not in self._types or self._types - {"string", "null"} or self._maybe_null():
             return ""
         out = self._begin() + '"' + quoted(self._value_so_far())
         self._streams, self._raw = True, ""
@@ -115,6 +130,8 @@ class ArgumentWriter:
             self._key, self._streams = None, False
             return '"'
         value = typed(self._value_so_far(), self._types)
+        if isinstance(value, str) and value not in self._listed and value.strip() in self._listed:
+            value = value.strip()
         wrong = cut_off and isinstance(value, str) and "string" not in self._types
         out = "" if wrong else self._begin() + as_json(value)
         self._key = None
