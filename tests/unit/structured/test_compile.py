@@ -47,7 +47,8 @@ def accepts(compiled: Compiled, vocabulary: Vocabulary, text: str) -> bool:
         ({"regex": r"\p{L}+"}, "guidance"),
         ({"regex": "(?i)abc"}, "guidance"),
         ({"regex": "[a-z&&[^b]]"}, "guidance"),
-        ({"choice": ["a", 'b"\n\\']}, "xgrammar"),
+        ({"choice": ["a", 'b"\n\\']}, "guidance"),
+        ({"choice": ["a"], "backend": "xgrammar"}, "xgrammar"),
         ({"grammar": 'root ::= "a" | "b" root'}, "xgrammar"),
         ({"grammar": 'start: "a" | /[0-9]+/'}, "guidance"),
         ({"grammar": 'start: "a"', "backend": "xgrammar"}, "xgrammar"),
@@ -97,6 +98,18 @@ def test_descriptions_hold_any_text_and_not_is_named(libraries: dict[str, Librar
     assert draw(compile_spec(StructuredOutputs(json=described), libraries), 1) is not None
     with pytest.raises(RequestError, match="not"):
         backend(libraries, json={"type": "object", "properties": {"x": {"not": {}}}})
+
+
+@pytest.mark.parametrize("name", ["auto", "xgrammar", "guidance"])
+def test_one_of_the_choices_is_the_whole_answer(
+    name: str, libraries: dict[str, Library], vocabulary: Vocabulary
+) -> None:
+    texts = ("a", "ab", "b/c.d*", 'say "x"\n\\', "你好 😀", " ")
+    compiled = compile_spec(StructuredOutputs(choice=texts, backend=name), libraries)  # type: ignore[arg-type]
+    for text in texts:
+        assert accepts(compiled, vocabulary, text)
+    for other in ("", "aa", "b", "b/c", "b/cxdd", "你", "  ", "abc"):
+        assert not accepts(compiled, vocabulary, other)
 
 
 def test_schemas_within_tags_are_checked_too(libraries: dict[str, Library]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from octavo.errors import EngineError, RequestError
 from octavo.llm import LLM
 from octavo.outputs import RequestOutput
 from octavo.sampling.params import SamplingParams
-from octavo.structured.spec import StructuredOutputs
+from octavo.structured.spec import MAX_BYTES, MAX_CHOICES, StructuredOutputs
 from octavo.testing.tiny import make_model
 
 PERSON = {
@@ -123,6 +124,19 @@ def test_a_stream_joins_to_the_answer_and_ends_once(llm: LLM) -> None:
     deltas = [output for delta in llm.stream("What is", params) for output in delta.outputs]
     assert "".join(output.text for output in deltas) == only(llm, params)[0]
     assert [output.finish_reason for output in deltas if output.finish_reason] == ["stop"]
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        [f"product-{number:05}" for number in range(MAX_CHOICES)],
+        ["".join(random.Random(number).choices("abc 你", k=40)) + str(number) for number in range(MAX_CHOICES)],
+        [f"{number % 7} {number} " * (MAX_BYTES // 200) for number in range(10)],
+    ],
+)
+def test_as_many_choices_as_are_taken_compile_within_the_limit(llm: LLM, texts: list[str]) -> None:
+    text, finish = only(llm, shaped(choice=texts))
+    assert (text in texts) if finish == "stop" else any(each.startswith(text) for each in texts)
 
 
 @pytest.mark.parametrize("ignore_eos", [False, True])

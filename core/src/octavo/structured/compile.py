@@ -54,8 +54,8 @@ def compile_spec(spec: StructuredOutputs, libraries: Mapping[str, Library]) -> C
 
 def prefers_xgrammar(spec: StructuredOutputs) -> bool:
     """Whether xgrammar keeps to all of the spec, as far as one can tell without asking it."""
-    if spec.whitespace_pattern is not None:
-        return False
+    if spec.whitespace_pattern is not None or spec.choice is not None:
+        return False  # xgrammar works out masks for every place in every text: minutes for thousands of them
     if spec.json is not None:
         return schema.exact_for_xgrammar(json.loads(str(spec.json)))
     if spec.regex is not None:

@@ -59,7 +59,8 @@ def _grammar(spec: StructuredOutputs) -> str:
     if spec.regex is not None:
         return make.grammar_from_regex(spec.regex)
     if spec.choice is not None:
-        return make.grammar_from_lark(f"start: {' | '.join(map(json.dumps, spec.choice))}")
+        # One terminal of all texts is one automaton; as many rules would be that many parses side by side.
+        return make.grammar_from_lark(f"start: CHOICE\nCHOICE: {' | '.join(map(json.dumps, spec.choice))}")
     if spec.grammar is not None:
         return make.grammar_from_lark(gbnf_to_lark(spec.grammar) if "::=" in spec.grammar else spec.grammar)
     raise ValueError("structural_tag needs the backend xgrammar")
