@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
-import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, Playwright, Route, expect, sync_playwright
+from server_processes import ScriptedServer
 
-HERE = Path(__file__).parent
 CHROMIUM = "chromium"
 FLAGS = [
     "--no-sandbox",
@@ -26,7 +21,6 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-START_S = 120.0
 WAIT_MS = 60_000
 expect.set_options(timeout=WAIT_MS)
 
@@ -74,42 +68,21 @@ ANSWERS = {
 }
 
 
-class PageServer:
-    """See page_server.py."""
-
-    def __init__(self, model: Path, log: Path, *, answers: dict[str, str], delay: float, **options: Any) -> None:
-        how = json.dumps({"answers": answers, "delay": delay})
-        command = [sys.executable, str(HERE / "page_server.py"), str(model), json.dumps({"port": 0} | options), how]
-        self.log = log
-        with self.log.open("w") as stderr:
-            environment = os.environ | {"OMP_NUM_THREADS": "1"}
-            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment)
-        assert self.process.stdout is not None
-        watchdog = threading.Timer(START_S, self.process.kill)
-        watchdog.start()
-        self.url = self.process.stdout.readline().strip()
-        watchdog.cancel()
-        assert self.url, f"the server did not start:\n{self.log.read_text()}"
-
-    def stop(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
-
-
 @pytest.fixture(scope="session")
-def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., PageServer]]:
-    """Start servers: `start_server(delay=0.05, api_keys=["sesame"])`."""
+def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., ScriptedServer]]:
+    """Start servers of scripted answers: `start_server(delay=0.05, api_keys=["sesame"])`."""
     from octavo.testing.tiny import make_tokenizer
 
     folder = tmp_path_factory.mktemp("page")
     make_tokenizer(folder / "model", vocab_size=384, chat_template=TEMPLATE)
-    servers: list[PageServer] = []
+    servers: list[ScriptedServer] = []
+    engine = {"tokenizer": str(folder / "model"), "vocab_size": 384, "max_model_len": 8192, "max_num_seqs": 8}
+    engine |= {"served_names": ["scripted-1b-instruct", "another-name"]}
 
-    def start(*, answers: dict[str, str] = ANSWERS, delay: float = 0.0, **options: Any) -> PageServer:
+    def start(*, answers: dict[str, str] = ANSWERS, delay: float = 0.0, **options: Any) -> ScriptedServer:
         log = folder / f"server-{len(servers)}.log"
-        servers.append(PageServer(folder / "model", log, answers=answers, delay=delay, **options))
+        how = engine | {"answers": answers, "delay": delay}
+        servers.append(ScriptedServer(log, options={"port": 0} | options, engine=how))
         return servers[-1]
 
     yield start
@@ -118,13 +91,13 @@ def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[
 
 
 @pytest.fixture(scope="session")
-def server(start_server: Callable[..., PageServer]) -> PageServer:
+def server(start_server: Callable[..., ScriptedServer]) -> ScriptedServer:
     """The server of most tests: fast, no key."""
     return start_server()
 
 
 @pytest.fixture(scope="session")
-def slow_server(start_server: Callable[..., PageServer]) -> PageServer:
+def slow_server(start_server: Callable[..., ScriptedServer]) -> ScriptedServer:
     """A server whose answers take a while."""
     return start_server(delay=0.01)
 
@@ -145,7 +118,7 @@ def browser(playwright: Playwright) -> Iterator[Browser]:
 
 
 @pytest.fixture
-def open_page(browser: Browser, server: PageServer) -> Iterator[Callable[..., Page]]:
+def open_page(browser: Browser, server: ScriptedServer) -> Iterator[Callable[..., Page]]:
     """Open the page: `open_page(width=360, color_scheme="dark")`. Scripts that fail, and what the policy forbids, fail
     the test at its end; so does a request to anywhere but the server."""
     contexts = []

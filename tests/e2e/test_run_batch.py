@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 OCTAVO = str(Path(sys.executable).with_name("octavo"))
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 NUM_LINES = 60
@@ -29,7 +29,7 @@ def to_jsonl(items: list[dict[str, Any]]) -> str:
 
 
 def start(source: str, target: str, *, delay: float, **how: Any) -> subprocess.Popen[str]:
-    command = [sys.executable, str(HERE / "scripted_batch.py"), source, target, json.dumps({"delay": delay})]
+    command = [sys.executable, str(TESTS / "scripted_batch.py"), source, target, json.dumps({"delay": delay})]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return subprocess.Popen(command, text=True, env=ENVIRONMENT, **(pipes | how))
 

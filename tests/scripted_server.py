@@ -2,8 +2,9 @@
 
     python scripted_server.py '{"port": 0, ...ServerOptions}' '{"delay": 0.01, ...}'
 
-Prints one JSON line when it serves, and another at each SIGUSR1. Every prompt is answered with its own first token
-for ever.
+Prints one JSON line when it serves, and another at each SIGUSR1. Every prompt is answered with its own first token for
+ever; or, with {"tokenizer": FOLDER, "answers": {question: answer}}, a conversation by the answer to its last question,
+or to the last result of a tool.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import os
 import signal
 import sys
+from pathlib import Path
 
 import uvloop
 
@@ -24,19 +26,38 @@ from octavo.plugin.step import KVGroup
 from octavo.server.lifecycle import serve
 from octavo.server.options import ServerOptions
 from octavo.server.service import Service
-from octavo.testing.scripted import ScriptedExecutor
+from octavo.testing.scripted import Script, ScriptedExecutor
 
-VOCAB, MAX_LEN = 512, 4096
+EOS, NUM_BLOCKS = 2, 4096
+UNKNOWN = "I have nothing to say about that."
+
+
+def answers_of(folder: str, answers: dict[str, str]) -> Script:
+    """What is said after a conversation in the ChatML of this tokenizer."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
+
+    def script(prompt: tuple[int, ...]) -> list[int]:
+        turns = tokenizer.decode(list(prompt), skip_special_tokens=False).split("<|im_start|>")
+        asked = next(turn for turn in reversed(turns) if turn.startswith(("user\n", "tool\n")))
+        question = asked.partition("\n")[2].removesuffix("\n").removesuffix("<|im_end|>").strip()
+        return [*tokenizer.encode(answers.get(question, UNKNOWN), add_special_tokens=False).ids, EOS]
+
+    return script
 
 
 def build(config: EngineConfig) -> tuple[EngineLoop, ModelInfo]:
     """The engine, built inside its own process."""
     how = json.loads(os.environ["SCRIPTED_ENGINE"])
+    max_model_len, vocab_size = how.get("max_model_len", 4096), how.get("vocab_size", 512)
+    num_blocks = how.get("num_blocks", NUM_BLOCKS)
+    talks = "answers" in how
     executor = ScriptedExecutor(
-        lambda prompt: [prompt[0]] * MAX_LEN,
-        kv_groups=(KVGroup(block_size=16, num_blocks=how.get("num_blocks", 4096)),),
-        vocab_size=VOCAB,
-        eos=2,
+        answers_of(how["tokenizer"], how["answers"]) if talks else lambda prompt: [prompt[0]] * max_model_len,
+        kv_groups=(KVGroup(block_size=16, num_blocks=num_blocks),),
+        vocab_size=vocab_size,
+        eos=EOS,
         delay=how.get("delay", 0.0),
     )
     loop = EngineLoop(
@@ -44,18 +65,18 @@ def build(config: EngineConfig) -> tuple[EngineLoop, ModelInfo]:
         cache=config.cache,
         scheduler=config.scheduler,
         limits=ScheduleLimits(),
-        max_model_len=MAX_LEN,
+        max_model_len=max_model_len,
         run_ahead=0,
     )
     info = ModelInfo(
         model="scripted",
-        served_names=("scripted",),
-        max_model_len=MAX_LEN,
-        vocab_size=VOCAB,
-        eos_token_ids=(2,),
+        served_names=tuple(how.get("served_names", ["scripted"])),
+        max_model_len=max_model_len,
+        vocab_size=vocab_size,
+        eos_token_ids=(EOS,),
         platform="scripted",
         dtype="none",
-        num_kv_blocks=how.get("num_blocks", 4096),
+        num_kv_blocks=num_blocks,
         max_num_seqs=config.scheduler.max_num_seqs,
     )
     return loop, info
@@ -75,6 +96,9 @@ if __name__ == "__main__":
     options = json.loads(sys.argv[1])
     os.environ["SCRIPTED_ENGINE"] = sys.argv[2]
     engine = json.loads(sys.argv[2])
-    config = make_config(skip_tokenizer_init=True, max_num_seqs=engine.get("max_num_seqs", 64))
+    tokenizer = engine.get("tokenizer")
+    config = make_config(
+        model=tokenizer or "", skip_tokenizer_init=tokenizer is None, max_num_seqs=engine.get("max_num_seqs", 64)
+    )
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         sys.exit(runner.run(serve(config, ServerOptions(**options), on_ready=announce, build=build)))

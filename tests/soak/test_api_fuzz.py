@@ -14,19 +14,13 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from invariants import strict
 from schemathesis.generation import GenerationMode
 
 SLOW_EXAMPLES = int(os.environ.get("OCTAVO_FUZZ_EXAMPLES", "200"))
 QUICK_EXAMPLES = 6
 PLAIN = {"prompt": [40, 41], "max_tokens": 1}
 QUIET = (HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large, HealthCheck.large_base_example)
-
-
-def strict(data: bytes) -> Any:
-    def refuse(name: str) -> None:
-        raise AssertionError(f"{name} is not JSON")
-
-    return json.loads(data, parse_constant=refuse)
 
 
 def check(response: httpx.Response) -> None:
