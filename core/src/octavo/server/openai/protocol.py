@@ -1,7 +1,7 @@
-"""Bodies of the OpenAI routes, with vLLM's extra fields. Optional fields take null as "not given".
+"""Bodies of the OpenAI routes, with vLLM's extra fields.
 
-Sampling fields are checked by `SamplingParams`; here only their types are. Fields that start as `Any` hold unions that
-the decoder cannot tell apart, or features that are refused by name (see `openai.sampling`).
+Fields that start as `Any` hold unions that the decoder cannot tell apart, or features that are refused by name (see
+`openai.sampling`).
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import msgspec
+
+from octavo.server.shared_fields import SharedFields
 
 TOKEN_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 PROMPT = {
@@ -30,24 +32,11 @@ class StreamOptions(msgspec.Struct):
     continuous_usage_stats: bool | None = None
 
 
-class SamplingFields(msgspec.Struct, kw_only=True):
+class SamplingFields(SharedFields, kw_only=True):
     """What completions and chat have in common."""
 
-    model: str | None = None
     n: int | None = None
     best_of: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    ignore_eos: bool | None = None
-    min_tokens: int | None = None
     max_tokens: int | None = None
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: list[int] | None = None
@@ -57,11 +46,8 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
     echo: bool | None = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
-    priority: int | None = None
     request_id: str | None = None
-    cache_salt: str | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     stream_interval: int | None = None
@@ -77,7 +63,6 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     vllm_xargs: dict[str, Any] | None = None
     # The form of the answer; one of them:
     response_format: Annotated[Any, msgspec.Meta(examples=[{"type": "text"}])] = None
-    structured_outputs: Any = None
     structural_tag: str | dict[str, Any] | None = None
     guided_json: str | dict[str, Any] | None = None
     guided_regex: str | None = None
@@ -87,13 +72,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     guided_decoding_backend: str | None = None
     guided_whitespace_pattern: str | None = None
     # Without effect on the answer:
-    user: str | None = None
     metadata: Any = None
-    store: bool | None = None
-    service_tier: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
     session_id: str | None = None
     prediction: Any = None
     # Refused when set:

@@ -1,4 +1,4 @@
-"""Bodies of the Responses API, with vLLM's extra sampling fields. Optional fields take null as "not given".
+"""Bodies of the Responses API, with vLLM's extra sampling fields.
 
 Input items, parts and tools are decoded one by one (`decode_part`), so that an error names the very item.
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import msgspec
+
+from octavo.server.shared_fields import SharedFields
 
 
 class InputText(msgspec.Struct, tag_field="type", tag="input_text"):
@@ -136,10 +138,9 @@ class ReasoningFields(msgspec.Struct):
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
 
-class InputTokensBody(msgspec.Struct, kw_only=True):
-    """POST /v1/responses/input_tokens: what a prompt is made of."""
+class ResponsesBody(SharedFields, kw_only=True):
+    """POST /v1/responses, and /v1/responses/input_tokens: what only sampling needs does not change the count."""
 
-    model: str | None = None
     input: Annotated[str | list[Any] | None, msgspec.Meta(examples=["Name a colour."])] = None
     instructions: str | None = None
     previous_response_id: str | None = None
@@ -150,45 +151,17 @@ class InputTokensBody(msgspec.Struct, kw_only=True):
     text: TextOptions | None = None
     truncation: Literal["auto", "disabled"] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    # Refused when set:
-    conversation: Any = None
-    prompt: Any = None
-
-
-class ResponsesBody(InputTokensBody, kw_only=True):
-    """POST /v1/responses."""
-
     max_output_tokens: int | None = None
-    stream: bool | None = None
-    store: bool | None = None
     background: bool | None = None
     include: list[str] | None = None
     metadata: dict[str, str] | None = None
     top_logprobs: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    # vLLM's:
-    top_k: int | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    ignore_eos: bool | None = None
-    min_tokens: int | None = None
-    structured_outputs: Any = None
-    priority: int | None = None
-    cache_salt: str | None = None
     # Told again in the response, and nothing else:
     max_tool_calls: int | None = None
-    prompt_cache_key: str | None = None
-    safety_identifier: str | None = None
-    user: str | None = None
-    # Ignored: there is one tier, one cache, and nothing to obfuscate.
-    service_tier: str | None = None
+    # Ignored: there is one cache, and nothing to obfuscate.
     prompt_cache_options: Any = None
-    prompt_cache_retention: str | None = None
     stream_options: Any = None
     context_management: Any = None
+    # Refused when set:
+    conversation: Any = None
+    prompt: Any = None

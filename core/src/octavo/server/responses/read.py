@@ -14,11 +14,10 @@ from octavo.sampling.params import SamplingParams, integer
 from octavo.server.conversation import Conversation, TemplateOptions, renamed
 from octavo.server.errors import unsupported
 from octavo.server.openai.protocol import SamplingFields
-from octavo.server.openai.sampling import MODEL_DEFAULTS, check_max_logprobs, check_request_fields, to_params
+from octavo.server.openai.sampling import check_max_logprobs, check_request_fields, to_params
 from octavo.server.responses.answers import ReasoningOptions, Response
 from octavo.server.responses.items import Item, add_items
 from octavo.server.responses.protocol import (
-    InputTokensBody,
     JsonObjectFormat,
     JsonSchemaFormat,
     ResponsesBody,
@@ -27,6 +26,7 @@ from octavo.server.responses.protocol import (
 )
 from octavo.server.responses.tools import read_tool_use
 from octavo.server.service import Service
+from octavo.server.shared_fields import SharedFields
 from octavo.server.turns import Turns
 
 LOGPROBS = "message.output_text.logprobs"
@@ -43,20 +43,6 @@ INCLUDABLE = frozenset(
         "web_search_call.results",
     }
 )
-SAMPLING = (
-    *MODEL_DEFAULTS,
-    "presence_penalty",
-    "frequency_penalty",
-    "seed",
-    "stop",
-    "stop_token_ids",
-    "ignore_eos",
-    "min_tokens",
-    "structured_outputs",
-    "priority",
-    "cache_salt",
-)
-"""Fields that a chat has too."""
 FIELD_NAMES = {
     "prompt": "input",
     "messages": "input",
@@ -68,7 +54,7 @@ MAX_METADATA, MAX_KEY, MAX_VALUE = 16, 64, 512
 
 
 def to_conversation(
-    body: InputTokensBody, service: Service, items: Sequence[Item], earlier: Sequence[Item], *, request_id: str
+    body: ResponsesBody, service: Service, items: Sequence[Item], earlier: Sequence[Item], *, request_id: str
 ) -> Conversation:
     """All but what only sampling needs. earlier: items of the responses that this one goes on from."""
     if body.conversation is not None:
@@ -106,9 +92,8 @@ def read_params(body: ResponsesBody, service: Service) -> SamplingParams:
         check_max_logprobs(body.top_logprobs, limit=service.options.max_logprobs, field="top_logprobs")
     if body.max_output_tokens is not None:
         integer(body.max_output_tokens, "max_output_tokens", low=1)
-    fields = SamplingFields(
-        **{name: getattr(body, name) for name in SAMPLING}, response_format=response_format(body.text)
-    )
+    shared = {name: getattr(body, name) for name in SharedFields.__struct_fields__}
+    fields = SamplingFields(**shared, response_format=response_format(body.text))
     check_request_fields(fields)
     try:
         return to_params(
@@ -134,7 +119,7 @@ def response_format(text: TextOptions | None) -> dict[str, Any] | None:
     return None
 
 
-def names_of(body: InputTokensBody) -> dict[str, str]:
+def names_of(body: ResponsesBody) -> dict[str, str]:
     """The engine's names of fields, and the chat's -> what this API calls them."""
     of_format = {} if getattr(body, "structured_outputs", None) else {"structured_outputs": "text.format"}
     return FIELD_NAMES | of_format

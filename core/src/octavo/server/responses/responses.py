@@ -36,7 +36,7 @@ from octavo.server.responses.events import (
     with_failure,
 )
 from octavo.server.responses.items import Item, as_items
-from octavo.server.responses.protocol import InputTokensBody, ResponsesBody
+from octavo.server.responses.protocol import ResponsesBody
 from octavo.server.responses.read import LOGPROBS, check_body, new_response, read_params, to_conversation
 from octavo.server.responses.store import Record
 from octavo.server.responses.truncate import truncated
@@ -135,9 +135,9 @@ async def list_input_items(service: Service, call: Call[None]) -> InputItems:
     )
 
 
-async def count_input_tokens(service: Service, call: Call[InputTokensBody]) -> InputTokens:
+async def count_input_tokens(service: Service, call: Call[ResponsesBody]) -> InputTokens:
     """How many tokens the prompt of such a response has. Raises as `create_response`."""
-    body = decode_body(call.body, InputTokensBody)
+    body = decode_body(call.body, ResponsesBody)
     service.model_name(body.model)
     earlier = await read_earlier(service, call.owner, body.previous_response_id)
     conversation = to_conversation(body, service, as_items(body.input), earlier, request_id=call.request_id)

@@ -9,7 +9,7 @@ from octavo.errors import RequestError
 from octavo.server.conversation import Tool
 from octavo.server.decode import decode_part
 from octavo.server.openai.tools import check_name, check_schema
-from octavo.server.responses.protocol import AllowedTools, FunctionTool, InputTokensBody, NamedFunction
+from octavo.server.responses.protocol import AllowedTools, FunctionTool, NamedFunction, ResponsesBody
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,7 @@ class ToolUse:
     echo: str | dict[str, Any]
 
 
-def read_tool_use(body: InputTokensBody) -> ToolUse:
+def read_tool_use(body: ResponsesBody) -> ToolUse:
     """Tools and choice. Raises RequestError for a tool that the server itself would have to run, and a wrong choice."""
     tools: tuple[Tool, ...] = ()
     for index, value in enumerate(body.tools or ()):
