@@ -26,7 +26,7 @@ from octavo_cpu import activation, host, native, norm, rope
 from octavo_cpu.attention import PagedAttention
 from octavo_cpu.device import CpuDevice
 from octavo_cpu.linear import Int4Linear, OneDnnLinear, packed, packs, plain, widened
-from octavo_cpu.linear_native import GemvLinear, GgufLinear
+from octavo_cpu.linear_native import GgufLinear, PlainLinear
 
 Call = Callable[[], object]
 Row = tuple[str, dict[str, Call]]
@@ -76,8 +76,8 @@ def linear_rows(device: CpuDevice, shapes: tuple[tuple[int, int], ...], dtype: t
         forms = {"F.linear": plain(weight)}
         if packs(dtype):
             forms["packed"] = packed(weight)
-        if GemvLinear.supports(spec, device):
-            forms["gemv"] = GemvLinear().prepare({"weight": weight}, spec, device).few
+        if PlainLinear.supports(spec, device):
+            forms["compiled"] = PlainLinear().prepare({"weight": weight}, spec, device)
         if dtype != torch.float32:
             forms["widened"] = widened(weight)
         for tokens in TOKENS:
@@ -126,7 +126,7 @@ def gguf_rows(device: CpuDevice, shapes: tuple[tuple[int, int], ...]) -> Iterato
             spec = LinearSpec(in_features=k, out_features=n, act_dtype="bfloat16", out_dtype="bfloat16", scheme=scheme)
             if answer := GgufLinear.supports(spec, device):
                 rows = torch.zeros(n, k // columns * size, dtype=torch.uint8)
-                kernels[kind] = GgufLinear().prepare({"weight": rows}, spec, device).few
+                kernels[kind] = GgufLinear().prepare({"weight": rows}, spec, device)
             else:
                 print(f"{kind}: {answer.reason}")
         for tokens in TOKENS:

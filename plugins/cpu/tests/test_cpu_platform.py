@@ -166,7 +166,7 @@ class Registry:
 def test_the_index_registers_every_kernel() -> None:
     registry = Registry()
     register(registry)
-    assert {"cpu_paged", "gguf", "gemv", "int4", "onednn"} <= set(registry.names)
+    assert {"cpu_paged", "gguf", "plain", "int4", "onednn"} <= set(registry.names)
     pure_torch = {"rms_norm", "add_rms_norm", "rope", "qkv_norm_rope", "act_and_mul"}
     assert pure_torch <= set(registry.names)
     assert {"begin_step", "embedding", "qkv_norm_rope_write", "sample", "commit_tokens"} <= set(registry.names)

@@ -1,4 +1,7 @@
-"""Linear layers by the compiled library: GGUF blocks multiplied as they are, and plain weights for few tokens.
+"""Linear layers by the compiled library: every weight packed once, at load, and multiplied from that one copy.
+
+Plain numbers keep their bits, GGUF blocks theirs. Few tokens are bound by reading the weight, many by arithmetic: the
+library chooses between its ways to multiply by the number of tokens and the CPU's instructions (`kernels/product.h`).
 
 Shapes: T tokens, K in_features, N out_features.
 """
@@ -6,8 +9,7 @@ Shapes: T tokens, K in_features, N out_features.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from typing import ClassVar
 
 import torch
@@ -15,14 +17,34 @@ import torch
 from octavo.plugin import YES, Device, LinearSpec, Support, no
 from octavo.plugin.torch import dequantize_weight
 from octavo_cpu import native
-from octavo_cpu.activation import act_and_mul
-from octavo_cpu.linear import EVERY, Matmul, OneDnnLinear, Packed, apply, has_native, packed, plain, room_for
 
 Tensor = torch.Tensor
+Matmul = Callable[[Tensor, Tensor | None], Tensor]
+"""(x [T, K], bias [N] or None) -> [T, N], or [T, N / 2] with a gate."""
 
-GEMV_TOKENS, GEMV_TOKENS_NATIVE_BF16 = 16, 4
-"""Up to how many tokens reading a plain weight as it lies beats oneDNN. The second, for CPUs with bfloat16 products in
-hardware, is an estimate: oneDNN's own reading there reaches half of the memory's rate for one token."""
+DTYPES = ("bfloat16", "float32", "float16")
+"""`Dtype` of api.h, by index: of activations and plain weights."""
+
+KINDS = ("bfloat16", "float32", *native.BLOCKS, "float16", "int8")
+"""`Kind` of api.h, by index: plain numbers by torch's name, and GGUF block types."""
+
+LARGE_PAGE = 2 << 20
+CHUNK = 64 << 20
+"""Weights are laid into pieces of this size, as one alone may be smaller than a large page."""
+
+
+class Layer(ctypes.Structure):
+    """`octavo::Linear`: one layer. The weight's memory is the caller's."""
+
+    _fields_ = (
+        ("kind", ctypes.c_int32),
+        ("dtype", ctypes.c_int32),
+        ("gate", ctypes.c_int32),
+        ("exact", ctypes.c_int32),
+        ("num_out", ctypes.c_int64),
+        ("num_in", ctypes.c_int64),
+        ("weight", ctypes.c_void_p),
+    )
 
 
 class LinearArgs(ctypes.Structure):
@@ -37,20 +59,49 @@ class LinearArgs(ctypes.Structure):
     )
 
 
-def matmul(spec: LinearSpec, kind: str, weight: Tensor) -> Matmul:
-    """The library's product with a weight that lies in memory as `kind` says."""
-    call = native.step_function("linear")
-    layer = native.Linear(
-        kind=native.KINDS.index(kind),
-        dtype=native.DTYPES.index(spec.act_dtype),
+class WeightMemory:
+    """Hands out memory for packed weights, in large pages where the system has them: reading is a third faster so."""
+
+    def __init__(self) -> None:
+        self._rest = torch.empty(0, dtype=torch.uint8)
+
+    def take(self, num_bytes: int) -> Tensor:
+        """uint8 [num_bytes], aligned to 64 bytes. A chunk is freed when the last of its pieces is."""
+        size = -(-num_bytes // 64) * 64
+        if size > CHUNK // 2:
+            return self._chunk(size)[:num_bytes]
+        if size > len(self._rest):
+            self._rest = self._chunk(CHUNK)
+        taken, self._rest = self._rest[:num_bytes], self._rest[size:]
+        return taken
+
+    @staticmethod
+    def _chunk(size: int) -> Tensor:
+        memory = torch.empty(size + LARGE_PAGE, dtype=torch.uint8)
+        start = -memory.data_ptr() % LARGE_PAGE
+        chunk = memory[start : start + size]
+        native.load().octavo_large_pages(chunk.data_ptr(), size)
+        return chunk
+
+
+MEMORY = WeightMemory()
+
+
+def matmul(spec: LinearSpec, kind: str, weight: Tensor, *, exact: bool = False) -> Matmul:
+    """The library's product with a weight that `pack` made. exact: of GGUF blocks with activations as they are."""
+    call, empty = native.step_function("linear"), native.empty
+    layer = Layer(
+        kind=KINDS.index(kind),
+        dtype=DTYPES.index(spec.act_dtype),
         gate=native.GATES.index(spec.gate),
+        exact=exact,
         num_out=spec.out_features,
         num_in=spec.in_features,
         weight=weight.data_ptr(),
     )
     address, kept = ctypes.addressof(layer), (layer, weight)
     width = spec.out_features // 2 if spec.gate else spec.out_features
-    dtype, empty = getattr(torch, spec.act_dtype), native.empty
+    dtype = getattr(torch, spec.act_dtype)
 
     def multiply(x: Tensor, bias: Tensor | None, kept: object = kept) -> Tensor:
         tokens = x.shape[0]
@@ -67,22 +118,22 @@ def matmul(spec: LinearSpec, kind: str, weight: Tensor) -> Matmul:
     return multiply
 
 
-def gated(product: Matmul, gate: str | None) -> Matmul:
-    """A product of torch's, with the gate behind it."""
-    if gate is None:
-        return product
-    return lambda x, bias: act_and_mul(product(x, bias), gate)
+def pack(rows: Tensor, kind: str, spec: LinearSpec, scales: Tensor | None = None) -> Tensor:
+    """A weight into the library's panels: numbers [N, K] of that kind, or GGUF blocks uint8 [N, bytes of a row].
 
-
-def pack(rows: Tensor, kind: str, spec: LinearSpec) -> Tensor:
-    """GGUF blocks uint8 [N, bytes of a row] into the library's panels."""
+    scales: float32 [N], of int8 only. Raises AssertionError if the rows are not those of `spec`.
+    """
     library = native.load()
-    shape = (native.KINDS.index(kind), native.GATES.index(spec.gate), spec.out_features, spec.in_features)
-    packed = torch.empty(library.octavo_packed_bytes(*shape), dtype=torch.uint8)
+    shape = (KINDS.index(kind), native.GATES.index(spec.gate), spec.out_features, spec.in_features)
+    if kind in native.BLOCKS:
+        columns, size = native.BLOCKS[kind]
+        expected = (torch.uint8, (spec.out_features, spec.in_features // columns * size))
+    else:
+        expected = (getattr(torch, kind), (spec.out_features, spec.in_features))
+    assert (rows.dtype, tuple(rows.shape)) == expected, f"{spec.name}: {rows.dtype} {tuple(rows.shape)}, not {expected}"
     rows = rows.contiguous()
-    columns, size = native.BLOCKS[kind]
-    assert rows.shape == (spec.out_features, spec.in_features // columns * size), f"{spec.name}: {tuple(rows.shape)}"
-    library.octavo_pack(*shape, rows.data_ptr(), packed.data_ptr())
+    packed = MEMORY.take(library.octavo_packed_bytes(*shape))
+    library.octavo_pack(*shape, rows.data_ptr(), None if scales is None else scales.data_ptr(), packed.data_ptr())
     return packed
 
 
@@ -92,7 +143,7 @@ def refusal(spec: LinearSpec, device: Device) -> str:
         return f"needs a cpu device, not {device.type}"
     if why := native.why_not():
         return why
-    if spec.act_dtype not in native.DTYPES:
+    if spec.act_dtype not in DTYPES:
         return f"no {spec.act_dtype} activations"
     if spec.out_dtype != spec.act_dtype:
         return f"gives {spec.act_dtype}, not {spec.out_dtype}"
@@ -100,8 +151,9 @@ def refusal(spec: LinearSpec, device: Device) -> str:
 
 
 class GgufLinear:
-    """GGUF blocks in their own number of bits, with activations rounded to 8 bits in blocks of 32 (see the README for
-    what that costs in accuracy). There is no second copy: many tokens run on the same packed weight."""
+    """GGUF blocks in their own number of bits. Whether activations are rounded to 8 bits in blocks of 32 (see the
+    README for what that costs in accuracy) is the platform's option `int8_activations`; if not, panels of the weight
+    are unpacked as they are multiplied, into the activations' dtype."""
 
     name: ClassVar[str] = "gguf"
     gates: ClassVar[tuple[str, ...]] = ("silu", "gelu", "gelu_tanh")
@@ -114,59 +166,46 @@ class GgufLinear:
         kind = packing.removeprefix("gguf:")
         if packing == kind or kind not in native.BLOCKS:
             return no(f"reads {', '.join(native.BLOCKS)} of GGUF, not {packing}")
-        if not native.load().octavo_packed_bytes(native.KINDS.index(kind), 0, spec.out_features, spec.in_features):
+        if spec.in_features % native.BLOCKS[kind][0]:
             return no(f"{spec.in_features} in_features are not whole blocks of {kind}")
-        choice = getattr(device, "int8_activations", "auto")
-        if choice == "never":
-            return no("rounds activations to 8 bits, which int8_activations=never forbids")
-        if choice == "auto" and spec.act_dtype == "float32":
-            return no("rounds activations to 8 bits, which float32 is not asked for; int8_activations=always allows it")
         return YES
 
-    def prepare(self, weights: Mapping[str, Tensor], spec: LinearSpec, device: Device) -> Packed:
+    def prepare(self, weights: Mapping[str, Tensor], spec: LinearSpec, device: Device) -> Matmul:
         """weights: "weight" uint8 [N, bytes of a row], GGUF blocks."""
         assert spec.scheme is not None
         kind = spec.scheme.packing.removeprefix("gguf:")
-        product = matmul(spec, kind, pack(weights["weight"], kind, spec))
-        return Packed(EVERY, product, product)
+        choice = getattr(device, "int8_activations", "auto")
+        exact = choice == "never" or (choice == "auto" and spec.act_dtype == "float32")
+        return matmul(spec, kind, pack(weights["weight"], kind, spec), exact=exact)
 
-    def apply(self, x: Tensor, w: Packed, bias: Tensor | None) -> Tensor:
+    def apply(self, x: Tensor, w: Matmul, bias: Tensor | None) -> Tensor:
         """x [T, K] -> [T, N], or [T, N / 2] with a gate."""
-        return apply(x, w, bias)
+        return w(x, bias)
 
 
-class GemvLinear:
-    """Plain weights, and quantized ones that are unpacked at load, read as they lie for few tokens; oneDNN's packed
-    form, a second copy, for more."""
+class PlainLinear:
+    """Plain weights in the activations' dtype, and quantized ones of any other scheme, which are unpacked at load."""
 
-    name: ClassVar[str] = "gemv"
+    name: ClassVar[str] = "plain"
     gates: ClassVar[tuple[str, ...]] = GgufLinear.gates
 
     @classmethod
     def supports(cls, spec: LinearSpec, device: Device) -> Support:
         if reason := refusal(spec, device):
             return no(reason)
-        return OneDnnLinear.supports(spec, device)
+        if spec.scheme is not None and spec.scheme.act is not None:
+            return no(f"does not quantize activations to {spec.scheme.act}")
+        return YES
 
-    def prepare(self, weights: Mapping[str, Tensor], spec: LinearSpec, device: Device) -> Packed:
+    def prepare(self, weights: Mapping[str, Tensor], spec: LinearSpec, device: Device) -> Matmul:
         """weights: canonical tensors of `spec.scheme`. Raises UnsupportedModelError if core cannot decode them."""
         dtype = getattr(torch, spec.act_dtype)
         if spec.scheme is None:
-            weight = weights["weight"].to(dtype).contiguous()
+            weight = weights["weight"].to(dtype)
         else:
             weight = dequantize_weight(weights, spec.scheme, dtype)
-        few = matmul(spec, spec.act_dtype, weight)
-        native_bf16 = spec.act_dtype == "bfloat16" and has_native(torch.bfloat16, device)
-        if room_for(weight.numel() * (2 if native_bf16 else 4), device):
-            dense = OneDnnLinear().prepare({"weight": weight}, replace(spec, gate=None, scheme=None), device)
-            return Packed(GEMV_TOKENS_NATIVE_BF16 if native_bf16 else GEMV_TOKENS, few, gated(dense.many, spec.gate))
-        if native_bf16:  # one form has to serve all: prompts matter more
-            only = gated(packed(weight), spec.gate)
-            return Packed(EVERY, only, only)
-        if spec.act_dtype == "float32":
-            return Packed(GEMV_TOKENS, few, gated(plain(weight), spec.gate))
-        return Packed(EVERY, few, few)
+        return matmul(spec, spec.act_dtype, pack(weight, spec.act_dtype, spec))
 
-    def apply(self, x: Tensor, w: Packed, bias: Tensor | None) -> Tensor:
+    def apply(self, x: Tensor, w: Matmul, bias: Tensor | None) -> Tensor:
         """x [T, K] -> [T, N], or [T, N / 2] with a gate."""
-        return apply(x, w, bias)
+        return w(x, bias)

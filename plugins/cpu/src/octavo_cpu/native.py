@@ -9,7 +9,7 @@ bytes of its arguments) and run again without Python (`tape.py`). What holds for
 The environment has two switches, read when the library is first asked for:
 
 - OCTAVO_CPU_NATIVE=0 leaves it alone: the pure-torch tier runs;
-- OCTAVO_CPU_ISA=generic | avx2 | avx512 takes that instruction set instead of the best one.
+- OCTAVO_CPU_ISA=generic | avx2 | avx512 | avx512_bf16 | amx | neon takes that instruction set instead of the best one.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from octavo_cpu.kernels.build import FAILURE, LIBRARY, NoLibraryError
 if TYPE_CHECKING:
     import torch
 
-ABI = 2
+ABI = 3
 """`OCTAVO_ABI` of `kernels/api.h`, which this file mirrors."""
 
-ISAS = ("generic", "avx2", "avx512")
+ISAS = ("generic", "avx2", "avx512", "avx512_bf16", "amx", "neon")
 
 DTYPES = ("bfloat16", "float32")
 
@@ -44,9 +44,6 @@ BLOCKS = {
     "Q6_K": (256, 210),
 }
 """GGUF block types: (columns, bytes) of one block."""
-
-KINDS = (*DTYPES, *BLOCKS)
-"""`Kind` of api.h, by index: torch names of plain weights, then GGUF block types."""
 
 GATES = (None, "silu", "gelu", "gelu_tanh")
 
@@ -96,20 +93,6 @@ def step_function(name: str) -> StepFunction:
     return call
 
 
-class Linear(ctypes.Structure):
-    """`octavo::Linear`: one layer. The weight's memory is the caller's."""
-
-    _fields_ = (
-        ("kind", ctypes.c_int32),
-        ("dtype", ctypes.c_int32),
-        ("gate", ctypes.c_int32),
-        ("reserved", ctypes.c_int32),
-        ("num_out", ctypes.c_int64),
-        ("num_in", ctypes.c_int64),
-        ("weight", ctypes.c_void_p),
-    )
-
-
 def bind(path: str) -> ctypes.CDLL:
     """Load a library and declare its functions. Raises NoLibraryError if it is none, or of another version."""
     try:
@@ -126,8 +109,10 @@ def bind(path: str) -> ctypes.CDLL:
     library.octavo_set_threads.restype = None
     library.octavo_packed_bytes.argtypes = [ctypes.c_int, ctypes.c_int, size, size]
     library.octavo_packed_bytes.restype = size
-    library.octavo_pack.argtypes = [ctypes.c_int, ctypes.c_int, size, size, pointer, pointer]
+    library.octavo_pack.argtypes = [ctypes.c_int, ctypes.c_int, size, size, pointer, pointer, pointer]
     library.octavo_pack.restype = None
+    library.octavo_large_pages.argtypes = [pointer, size]
+    library.octavo_large_pages.restype = None
     return library
 
 

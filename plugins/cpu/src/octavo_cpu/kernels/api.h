@@ -8,18 +8,22 @@
 
 namespace octavo {
 
-// How a weight lies in memory. 0 and 1 are torch's own row-major weights; the others are packed by `octavo_pack`.
-enum Kind : int32_t { BF16 = 0, F32 = 1, Q4_0 = 2, Q4_1 = 3, Q5_0 = 4, Q5_1 = 5, Q8_0 = 6, Q4_K = 7, Q5_K = 8, Q6_K = 9, NUM_KINDS = 10 };
+// The numbers of a weight, packed by `octavo_pack`: plain ones, GGUF blocks, and bytes with one scale a row.
+enum Kind : int32_t {
+  BF16 = 0, F32 = 1, Q4_0 = 2, Q4_1 = 3, Q5_0 = 4, Q5_1 = 5, Q8_0 = 6, Q4_K = 7, Q5_K = 8, Q6_K = 9, F16 = 10, I8 = 11,
+  NUM_KINDS = 12
+};
 
-// Numbers as torch holds them. Activations and biases are of the first two; a KV cache may be any.
+// Numbers as torch holds them. Activations are of the first two, of a product also of the third; a KV cache may be any.
 enum Dtype : int32_t { AS_BF16 = 0, AS_F32 = 1, AS_F16 = 2, AS_E4M3 = 3 };
 
 // With a gate the first half of the N outputs are gates: y is [T, N / 2].
 enum Gate : int32_t { NO_GATE = 0, SILU = 1, GELU = 2, GELU_TANH = 3 };
 
-// One layer, fixed at load; `native.Linear` is its twin.
+// One layer, fixed at load; `linear_native.Layer` is its twin.
 struct Linear {
-  int32_t kind, dtype, gate, reserved;
+  int32_t kind, dtype, gate;
+  int32_t exact;  // GGUF blocks: never round activations to 8 bits
   int64_t num_out, num_in;
   const void* weight;
 };
@@ -27,20 +31,24 @@ struct Linear {
 }  // namespace octavo
 
 // The version of this header; the Python side refuses a library of another one.
-constexpr int OCTAVO_ABI = 2;
+constexpr int OCTAVO_ABI = 3;
 OCTAVO_API int octavo_abi();
 
-// Takes the instruction set `name` ("generic", "avx2", "avx512"), or the best one for "". 0 if this CPU lacks it.
+// Takes the instruction set `name` ("generic", "avx2", "avx512", "avx512_bf16", "amx", "neon"), or the best one for "". 0 if this CPU lacks it.
 OCTAVO_API int octavo_use_isa(const char* name);
 OCTAVO_API const char* octavo_isa();
 
 // Threads of one product, the caller's included. Takes effect with the next product.
 OCTAVO_API void octavo_set_threads(int num_threads);
 
-// Bytes of a packed weight; 0 if the kind is not a packed one or num_in is not whole blocks of it.
+// Bytes of a packed weight; 0 if num_in is not whole blocks of the kind.
 OCTAVO_API int64_t octavo_packed_bytes(int kind, int gate, int64_t num_out, int64_t num_in);
-// rows: GGUF blocks [N, bytes of a row]. packed: `octavo_packed_bytes` bytes.
-OCTAVO_API void octavo_pack(int kind, int gate, int64_t num_out, int64_t num_in, const void* rows, void* packed);
+// rows: numbers [N, K] or GGUF blocks [N, bytes of a row]. scales: float [N] of I8, else null. packed:
+// `octavo_packed_bytes` bytes, aligned to 64.
+OCTAVO_API void octavo_pack(int kind, int gate, int64_t num_out, int64_t num_in, const void* rows, const float* scales,
+                            void* packed);
+// Asks the system for large pages: a weight is read faster with fewer of them to look up. Harmless where there are none.
+OCTAVO_API void octavo_large_pages(void* memory, int64_t num_bytes);
 
 // Functions of a step: void octavo_<name>(const octavo::<Name>Args*), so that a tape can hold the call and make it again.
 // They allocate nothing but their thread's scratch, and read what differs from step to step through pointers.

@@ -28,9 +28,13 @@ QUIET = ("-Wno-uninitialized", "-Wno-maybe-uninitialized")
 """GCC 12's own AVX-512 header starts from registers of undefined content."""
 
 AVX2 = ("-mavx2", "-mfma", "-mf16c")
+AVX512 = (*AVX2, *(f"-mavx512{part}" for part in ("f", "bw", "dq", "vl", "vnni")))
+AVX512_BF16 = (*AVX512, "-mavx512bf16")
 OF_FILE = {
     "isa_avx2.cpp": AVX2,
-    "isa_avx512.cpp": (*AVX2, *(f"-mavx512{part}" for part in ("f", "bw", "dq", "vl", "vnni"))),
+    "isa_avx512.cpp": AVX512,
+    "isa_avx512_bf16.cpp": AVX512_BF16,
+    "isa_amx.cpp": (*AVX512_BF16, "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
 }
 """Only these files may use more than the platform's base instructions."""
 

@@ -2,7 +2,6 @@
 
 #include "simd_avx2.h"
 
-#include "product.h"
-#include "small.h"
+#include "isa_table.h"
 
-const octavo::Isa octavo::AVX2{"avx2", prepare, multiply, SMALL_OPS};
+const octavo::Isa octavo::AVX2 = table("avx2");

@@ -2,7 +2,6 @@
 
 #include "simd_avx512.h"
 
-#include "product.h"
-#include "small.h"
+#include "isa_table.h"
 
-const octavo::Isa octavo::AVX512{"avx512", prepare, multiply, SMALL_OPS};
+const octavo::Isa octavo::AVX512 = table("avx512");

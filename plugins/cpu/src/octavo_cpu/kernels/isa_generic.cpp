@@ -2,7 +2,6 @@
 
 #include "simd_generic.h"
 
-#include "product.h"
-#include "small.h"
+#include "isa_table.h"
 
-const octavo::Isa octavo::GENERIC{"generic", prepare, multiply, SMALL_OPS};
+const octavo::Isa octavo::GENERIC = table("generic");

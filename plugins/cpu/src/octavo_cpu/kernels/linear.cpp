@@ -1,11 +1,35 @@
 // The entry points: which instruction set runs, and a product shared out over threads.
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #include <cstdlib>
 #include <cstring>
 
 #include "isa.h"
+#include "scratch.h"
 
 namespace octavo {
 namespace {
+
+#if defined(__x86_64__)
+// The tiles' memory is large enough that Linux gives it only to processes that ask; their threads inherit the grant.
+bool has_amx() {
+#if defined(__linux__)
+  unsigned a, b, c, d;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
+  constexpr unsigned BF16_BIT = 1u << 22, TILE_BIT = 1u << 24, INT8_BIT = 1u << 25, ALL_BITS = BF16_BIT | TILE_BIT | INT8_BIT;
+  constexpr long REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;
+  return (d & ALL_BITS) == ALL_BITS && syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+#else
+  return false;
+#endif
+}
+#endif
 
 bool cpu_has(const char* name) {
   if (!strcmp(name, "generic")) return true;
@@ -13,10 +37,15 @@ bool cpu_has(const char* name) {
   __builtin_cpu_init();
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
   if (!strcmp(name, "avx2")) return avx2;
-  if (!strcmp(name, "avx512"))
-    return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-           __builtin_cpu_supports("avx512vnni");
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+                      __builtin_cpu_supports("avx512vnni");
+  if (!strcmp(name, "avx512")) return avx512;
+  const bool bf16 = avx512 && __builtin_cpu_supports("avx512bf16");
+  if (!strcmp(name, "avx512_bf16")) return bf16;
+  if (!strcmp(name, "amx")) return bf16 && has_amx();
+#elif defined(__aarch64__)
+  if (!strcmp(name, "neon")) return true;
 #endif
   return false;
 }
@@ -25,7 +54,9 @@ bool cpu_has(const char* name) {
 const Isa* const ALL[] = {
     &GENERIC,
 #if defined(__x86_64__)
-    &AVX2, &AVX512,
+    &AVX2, &AVX512, &AVX512_BF16, &AMX,
+#elif defined(__aarch64__)
+    &NEON,
 #endif
 };
 
@@ -38,36 +69,19 @@ const Isa* find(const char* name) {
 
 const Isa* chosen = find("");
 
-// Grows to the largest product of its thread and stays: no allocation in a step.
-class Scratch {
- public:
-  ~Scratch() { free(memory_); }
-  void* of(size_t bytes) {
-    if (bytes > size_) {
-      free(memory_);
-      size_ = (bytes + 4095) / 4096 * 4096;
-      memory_ = aligned_alloc(64, size_);
-      if (!memory_) abort();
-    }
-    return memory_;
-  }
-
- private:
-  void* memory_ = nullptr;
-  size_t size_ = 0;
-};
-
 thread_local Scratch scratch;
 
-// Tokens of one pass: bounds the scratch memory.
-constexpr int64_t PASS = 256;
+// Bytes of weight that one core reads, and multiply-adds that it makes, in a nanosecond, roughly.
+constexpr int64_t BYTES_PER_NS = 16, PRODUCTS_PER_NS = 256;
 
-// About 10 us of work: what a piece must be worth, and below it the other threads are left alone.
-constexpr int64_t PIECE_WORK = 1 << 16;
+// What a piece must be worth: below it the other threads are left alone.
+constexpr int64_t PIECE_NS = 3000;
 
-int64_t grain_for(int64_t total, int64_t work_each) {
-  const int64_t even = total / (4 * int64_t(num_threads())), least = PIECE_WORK / (work_each + 1) + 1;
-  return even > least ? even : least;
+// Pieces of equal size, a few for each thread.
+int64_t grain_for(int64_t total, int64_t ns_each) {
+  const int64_t most = 4 * int64_t(num_threads()), worth = total * ns_each / PIECE_NS;
+  const int64_t pieces = worth < 1 ? 1 : worth < most ? worth : most;
+  return ceil_div(total, pieces);
 }
 
 }  // namespace
@@ -92,22 +106,22 @@ void octavo_set_threads(int count) { set_threads(count); }
 
 void octavo_linear(const LinearArgs* args) {
   const Isa& isa = *chosen;
-  const Linear* layer = args->layer;
-  const int64_t num_tokens = args->num_tokens;
-  const int64_t num_in = layer->num_in, width = layer->gate ? layer->num_out / 2 : layer->num_out;
-  const int64_t size = layer->dtype == AS_BF16 ? 2 : 4;
-  const bool packed = is_packed(layer->kind);
-  for (int64_t done = 0; done < num_tokens; done += PASS) {
-    const int64_t tokens = num_tokens - done < PASS ? num_tokens - done : PASS;
-    Product job{layer, static_cast<const uint8_t*>(args->x) + done * num_in * size, nullptr, args->bias,
-                static_cast<uint8_t*>(args->y) + done * width * size, tokens};
-    if (!packed && layer->dtype == AS_F32) {
-      job.prepared = const_cast<void*>(job.x);  // they are float32 already
-    } else {
-      job.prepared = scratch.of(packed ? tokens * (num_in / GROUP) * sizeof(Activations) : tokens * num_in * 4);
-      parallel_for(tokens, grain_for(tokens, num_in), isa.prepare, &job);
+  const Linear& layer = *args->layer;
+  const int64_t width = layer.gate ? layer.num_out / 2 : layer.num_out, size = layer.dtype == AS_F32 ? 4 : 2;
+  const int64_t pairs = num_pairs(layer.gate, layer.num_out), most = isa.most_tokens(layer);
+  for (int64_t done = 0, tokens; done < args->num_tokens; done += tokens) {
+    tokens = args->num_tokens - done < most ? args->num_tokens - done : most;
+    const auto* x = static_cast<const uint8_t*>(args->x) + done * layer.num_in * size;
+    Product job{&layer, x, args->bias, static_cast<uint8_t*>(args->y) + done * width * size, tokens, AS_THEY_ARE, 0, x, nullptr};
+    isa.plan(job);
+    if (job.form != AS_THEY_ARE) {
+      const int64_t bytes = ceil_div(tokens * job.stride, VECTOR) * VECTOR;
+      auto* memory = static_cast<uint8_t*>(scratch.of(size_t(bytes + (job.form == BYTES ? tokens * int64_t(sizeof(TokenScale)) : 0))));
+      job.rows = memory;
+      job.scales = reinterpret_cast<TokenScale*>(memory + bytes);
+      parallel_for(tokens, grain_for(tokens, layer.num_in * size / BYTES_PER_NS), isa.prepare, &job);
     }
-    const int64_t panels = num_panels(width);
-    parallel_for(panels, grain_for(panels, PANEL * num_in * tokens * (layer->gate ? 2 : 1) / 4), isa.multiply, &job);
+    const int64_t pair_ns = pair_bytes(layer.kind, layer.num_in) / BYTES_PER_NS + 2 * PANEL * layer.num_in * tokens / PRODUCTS_PER_NS;
+    parallel_for(pairs, grain_for(pairs, pair_ns), isa.multiply, &job);
   }
 }

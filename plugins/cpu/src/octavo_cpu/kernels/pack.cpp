@@ -1,4 +1,6 @@
-// GGUF blocks into panels, at load. Block layouts: ggml's `ggml-common.h`, decoders its `ggml-quants.c`.
+// Plain numbers and GGUF blocks into panels, at load. Block layouts: ggml's `ggml-common.h`, decoders its `ggml-quants.c`.
+#include <sys/mman.h>
+
 #include <cstring>
 
 #include "layout.h"
@@ -41,7 +43,7 @@ void six_bit_scales(const uint8_t* q, Block& b) {
 }
 
 constexpr int64_t source_bytes(int kind) {
-  constexpr int64_t bytes[NUM_KINDS] = {0, 0, 18, 20, 22, 24, 34, 144, 176, 210};
+  constexpr int64_t bytes[NUM_KINDS] = {0, 0, 18, 20, 22, 24, 34, 144, 176, 210, 0, 0};
   return bytes[kind];
 }
 
@@ -121,40 +123,95 @@ struct Job {
   int kind, gate;
   int64_t num_out, num_in;
   const uint8_t* rows;
+  const float* scales;
   uint8_t* packed;
 };
 
-void pack_panels(const void* context, int64_t begin, int64_t end) {
-  const Job& job = *static_cast<const Job*>(context);
+// The rows of one panel: `count` from `first` on.
+struct Rows {
+  int64_t first, count;
+  Rows(const Job& job, int64_t pair, int side) {
+    const int64_t width = job.gate ? job.num_out / 2 : job.num_out, at = job.gate ? pair * PANEL : (2 * pair + side) * PANEL;
+    first = job.gate && side ? width + at : at;
+    count = width - at < 0 ? 0 : width - at < PANEL ? width - at : PANEL;
+  }
+};
+
+// One tile of a dense weight: rows' columns from `column` on.
+void write_tile(const Job& job, const Rows& rows, int64_t column, uint8_t* out) {
+  const int64_t size = size_of(job.kind), columns = tile_columns(job.kind), each = 4 / size;
+  const int64_t there = job.num_in - column < columns ? job.num_in - column : columns;
+  memset(out, 0, TILE);
+  for (int64_t r = 0; r < rows.count; ++r) {
+    const uint8_t* from = job.rows + ((rows.first + r) * job.num_in + column) * size;
+    if (job.kind == F16) {
+      for (int64_t c = 0; c < there; ++c) memcpy(out + (c * PANEL + r) * 2, from + c * 2, 2);
+    } else if (there == columns) {
+      for (int64_t v = 0; v < 16; ++v) memcpy(out + v * VECTOR + r * 4, from + v * 4, 4);
+    } else {
+      for (int64_t c = 0; c < there; ++c) memcpy(out + c / each * VECTOR + (r * each + c % each) * size, from + c * size, size_t(size));
+    }
+  }
+}
+
+void pack_dense(const Job& job, int64_t pair, uint8_t* out) {
+  const Rows sides[2] = {Rows(job, pair, 0), Rows(job, pair, 1)};
+  if (job.kind == I8) {
+    memset(out, 0, size_t(dense_head(I8)));
+    for (int side = 0; side < 2; ++side)
+      memcpy(out + side * PANEL * 4, job.scales + sides[side].first, size_t(sides[side].count * 4));
+    out += dense_head(I8);
+  }
+  for (int64_t column = 0; column < job.num_in; column += tile_columns(job.kind))
+    for (const Rows& rows : sides) write_tile(job, rows, column, out), out += TILE;
+}
+
+void pack_blocks(const Job& job, int64_t pair, uint8_t* out) {
   const Format f = FORMATS[job.kind];
-  const int64_t num_blocks = job.num_in / f.columns(), row_bytes = num_blocks * source_bytes(job.kind);
-  const int64_t rows = job.gate ? job.num_out / 2 : job.num_out;
+  const int64_t num_blocks = job.num_in / f.columns(), size = source_bytes(job.kind);
   Block blocks[PANEL];
-  for (int64_t panel = begin; panel < end; ++panel) {
-    const int64_t first = (job.gate ? panel / 2 : panel) * PANEL, shift = job.gate && panel % 2 ? rows : 0;
-    uint8_t* out = job.packed + panel * num_blocks * f.block_bytes();
+  for (int side = 0; side < 2; ++side) {
+    const Rows rows(job, pair, side);
     for (int64_t i = 0; i < num_blocks; ++i, out += f.block_bytes()) {
       memset(blocks, 0, sizeof blocks);
-      for (int64_t r = 0; r < PANEL && first + r < rows; ++r)
-        decode(job.kind, job.rows + (shift + first + r) * row_bytes + i * source_bytes(job.kind), blocks[r]);
+      for (int64_t r = 0; r < rows.count; ++r) decode(job.kind, job.rows + ((rows.first + r) * num_blocks + i) * size, blocks[r]);
       write_block(f, blocks, out);
     }
   }
 }
 
-int64_t panels_of(int gate, int64_t num_out) { return gate ? 2 * num_panels(num_out / 2) : num_panels(num_out); }
+void pack_pairs(const void* context, int64_t begin, int64_t end) {
+  const Job& job = *static_cast<const Job*>(context);
+  const int64_t bytes = pair_bytes(job.kind, job.num_in);
+  for (int64_t pair = begin; pair < end; ++pair) {
+    uint8_t* out = job.packed + pair * bytes;
+    if (is_dense(job.kind)) pack_dense(job, pair, out);
+    else pack_blocks(job, pair, out);
+  }
+}
 
 }  // namespace
 }  // namespace octavo
 
 int64_t octavo_packed_bytes(int kind, int gate, int64_t num_out, int64_t num_in) {
   using namespace octavo;
-  if (!is_packed(kind) || num_in % FORMATS[kind].columns()) return 0;
-  return panels_of(gate, num_out) * (num_in / FORMATS[kind].columns()) * FORMATS[kind].block_bytes();
+  if (is_blocks(kind) && num_in % FORMATS[kind].columns()) return 0;
+  return num_pairs(gate, num_out) * pair_bytes(kind, num_in);
 }
 
-void octavo_pack(int kind, int gate, int64_t num_out, int64_t num_in, const void* rows, void* packed) {
+void octavo_pack(int kind, int gate, int64_t num_out, int64_t num_in, const void* rows, const float* scales, void* packed) {
   using namespace octavo;
-  const Job job{kind, gate, num_out, num_in, static_cast<const uint8_t*>(rows), static_cast<uint8_t*>(packed)};
-  parallel_for(panels_of(gate, num_out), 8, pack_panels, &job);
+  const Job job{kind, gate, num_out, num_in, static_cast<const uint8_t*>(rows), scales, static_cast<uint8_t*>(packed)};
+  parallel_for(num_pairs(gate, num_out), 4, pack_pairs, &job);
+}
+
+void octavo_large_pages(void* memory, int64_t num_bytes) {
+#if defined(MADV_HUGEPAGE)
+  // Whole pages of the usual size: the system finds the large ones among them.
+  const uintptr_t page = 4096, begin = (reinterpret_cast<uintptr_t>(memory) + page - 1) / page * page;
+  const uintptr_t end = (reinterpret_cast<uintptr_t>(memory) + uintptr_t(num_bytes)) / page * page;
+  if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#else
+  (void)memory, (void)num_bytes;
+#endif
 }

@@ -1,4 +1,4 @@
-// What a product makes of its activations first: 8-bit codes for packed weights, float32 for plain ones.
+// What a product makes of its activations first: see `Form`.
 #pragma once
 #include "isa.h"
 
@@ -6,55 +6,89 @@ namespace {
 
 using namespace octavo;
 
+inline int64_t dtype_bytes(int dtype) { return dtype == AS_F32 ? 4 : 2; }
+
 inline F load_row(int dtype, const void* row, int64_t i) {
-  return dtype == AS_BF16 ? Simd::load_bf16(static_cast<const uint16_t*>(row) + i)
-                          : Simd::load(static_cast<const float*>(row) + i);
+  if (dtype == AS_F32) return Simd::load(static_cast<const float*>(row) + i);
+  const uint16_t* half = static_cast<const uint16_t*>(row) + i;
+  return dtype == AS_BF16 ? Simd::load_bf16(half) : Simd::load_half(reinterpret_cast<const uint8_t*>(half));
 }
 
-inline float load_one(int dtype, const void* row, int64_t i) {
-  if (dtype == AS_F32) return static_cast<const float*>(row)[i];
-  const uint32_t bits = uint32_t(static_cast<const uint16_t*>(row)[i]) << 16;
-  float f;
-  memcpy(&f, &bits, 4);
-  return f;
+// Numbers first..first+count-1 of a row (at most 16); zeros behind them.
+inline F load_some(int dtype, const void* row, int64_t first, int64_t count) {
+  if (count >= PANEL) return load_row(dtype, row, first);
+  const int64_t size = dtype_bytes(dtype);
+  alignas(64) uint8_t some[PANEL * 4] = {};
+  if (count > 0) memcpy(some, static_cast<const uint8_t*>(row) + first * size, size_t(count * size));
+  return load_row(dtype, some, 0);
 }
 
-inline const void* row_of(int dtype, const void* x, int64_t row, int64_t width) {
-  return static_cast<const uint8_t*>(x) + row * width * (dtype == AS_BF16 ? 2 : 4);
-}
+// The largest magnitude becomes 127. Numbers with an infinity or a NaN among them get a scale of NaN, which no product hides.
+struct Rounding {
+  float scale, inverse;
+  Rounding(float largest, float zero)  // zero: 0, or NaN
+      : scale(largest / 127.0f + zero), inverse(largest > 1e-35f ? 127.0f / largest : 0.0f) {
+    if (!(zero == 0.0f)) inverse = 0.0f;
+  }
+  // (A scale too small to invert leaves nothing that float32 could tell from zero.)
+  Simd::I codes(F x) const { return Simd::to_int(Simd::mul(x, Simd::set1(inverse))); }
+};
 
-// The largest magnitude becomes 127. A block with an infinity or a NaN gets a scale of NaN, which no product hides.
-inline void quantize(int dtype, const void* row, int64_t at, Activations& out) {
+inline void quantize_group(int dtype, const void* row, int64_t at, Activations& out) {
   const F lo = load_row(dtype, row, at), hi = load_row(dtype, row, at + 16), zero = Simd::set1(0.0f);
-  const float largest = Simd::largest(Simd::max(Simd::abs(lo), Simd::abs(hi)));
-  const float finite = Simd::sum(Simd::fma(lo, zero, Simd::mul(hi, zero)));  // 0, or NaN
-  const float scale = largest / 127.0f + finite;
-  // A scale too small to invert leaves nothing that float32 could tell from zero.
-  const F inverse = Simd::set1(largest > 1e-35f ? 127.0f / largest : 0.0f);
-  const Simd::I a = Simd::to_int(Simd::mul(lo, inverse)), b = Simd::to_int(Simd::mul(hi, inverse));
+  const Rounding rounding(Simd::largest(Simd::max(Simd::abs(lo), Simd::abs(hi))),
+                          Simd::sum(Simd::fma(lo, zero, Simd::mul(hi, zero))));
+  const Simd::I a = rounding.codes(lo), b = rounding.codes(hi);
   Simd::store_s8(out.codes, a);
   Simd::store_s8(out.codes + 16, b);
   out.sums[0] = Simd::sum(a);
   out.sums[1] = Simd::sum(b);
-  if (!(finite == 0.0f)) out.sums[0] = out.sums[1] = 0, memset(out.codes, 0, GROUP);
-  out.scale = scale;
-  out.scaled_sum = scale * float(out.sums[0] + out.sums[1]);
+  out.scale = rounding.scale;
+  out.scaled_sum = out.scale * float(out.sums[0] + out.sums[1]);
+}
+
+inline void quantize_row(int dtype, const void* row, int64_t width, int8_t* out, int64_t padded, TokenScale& scale) {
+  const F zero = Simd::set1(0.0f);
+  F largest = zero, finite = zero;
+  for (int64_t i = 0; i < width; i += 16) {
+    const F x = load_some(dtype, row, i, width - i);
+    largest = Simd::max(largest, Simd::abs(x));
+    finite = Simd::fma(x, zero, finite);
+  }
+  const Rounding rounding(Simd::largest(largest), Simd::sum(finite));
+  Simd::I sum = Simd::set1(int32_t(0));
+  for (int64_t i = 0; i < padded; i += 16) {
+    const Simd::I codes = rounding.codes(load_some(dtype, row, i, width - i));
+    Simd::store_s8(out + i, codes);
+    sum = Simd::add(sum, codes);
+  }
+  scale = {rounding.scale, Simd::sum(sum)};
 }
 
 void prepare(const void* context, int64_t begin, int64_t end) {
   const Product& job = *static_cast<const Product*>(context);
   const int dtype = job.layer->dtype;
-  const int64_t width = job.layer->num_in;
+  const int64_t width = job.layer->num_in, row_bytes = width * dtype_bytes(dtype);
   for (int64_t t = begin; t < end; ++t) {
-    const void* row = row_of(dtype, job.x, t, width);
-    if (is_packed(job.layer->kind)) {
-      Activations* out = static_cast<Activations*>(job.prepared) + t * (width / GROUP);
-      for (int64_t i = 0; i < width; i += GROUP) quantize(dtype, row, i, *out++);
-    } else {
-      float* out = static_cast<float*>(job.prepared) + t * width;
-      int64_t i = 0;
-      for (; i + 16 <= width; i += 16) Simd::store(out + i, load_row(dtype, row, i));
-      for (; i < width; ++i) out[i] = load_one(dtype, row, i);
+    const void* row = static_cast<const uint8_t*>(job.x) + t * row_bytes;
+    uint8_t* out = const_cast<uint8_t*>(job.rows) + t * job.stride;
+    switch (job.form) {
+      case AS_THEY_ARE:
+        break;
+      case COPIED:
+        memcpy(out, row, size_t(row_bytes));
+        memset(out + row_bytes, 0, size_t(job.stride - row_bytes));
+        break;
+      case FLOATS:
+        for (int64_t i = 0; i < job.stride / 4; i += 16)
+          Simd::store(reinterpret_cast<float*>(out) + i, load_some(dtype, row, i, width - i));
+        break;
+      case BYTES:
+        quantize_row(dtype, row, width, reinterpret_cast<int8_t*>(out), job.stride, job.scales[t]);
+        break;
+      case GROUPS:
+        for (int64_t i = 0; i < width; i += GROUP) quantize_group(dtype, row, i, reinterpret_cast<Activations*>(out)[i / GROUP]);
+        break;
     }
   }
 }

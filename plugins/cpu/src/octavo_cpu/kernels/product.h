@@ -1,85 +1,147 @@
-// A whole product: tiles of tokens over panels, then bias, gate and rounding. Included once for each instruction set.
+// A whole product: pairs of panels over tokens. Included once for each instruction set.
 #pragma once
-#include "activation.h"
+#include <type_traits>
+
+#include "finish.h"
 #include "isa.h"
 #include "prepare.h"
-#include "product_packed.h"
-#include "product_plain.h"
+#include "product_blocks.h"
+#include "product_dense.h"
+#include "scratch.h"
+#include "unpack.h"
+#if defined(__AMX_BF16__)
+#include "product_amx.h"
+#endif
 
 namespace {
 
-// How many tokens go over a run of panels at once: their activations stay in the second-level cache meanwhile.
-constexpr int64_t TOKEN_BLOCK = 64;
+#if defined(__AMX_BF16__)
+constexpr bool HAS_AMX = true;
+#else
+constexpr bool HAS_AMX = false;
+#endif
 
-inline F rounded(int dtype, F x) {
-  if (dtype == AS_F32) return x;
-  uint16_t bits[PANEL];
-  Simd::store_bf16(bits, x);
-  return Simd::load_bf16(bits);
+// From so many tokens on tiles are as fast as rows of vectors.
+constexpr int64_t AMX_TOKENS = 2;
+
+// From so many tokens on it pays to unpack blocks.
+constexpr int64_t UNPACK_TOKENS = 12;
+
+// Activations that stay in the second-level cache beside a part of the weight.
+constexpr int64_t CACHED_BYTES = 1 << 20;
+
+thread_local Scratch unpacked, sums;
+
+inline bool unpacks(const Linear& layer, int64_t num_tokens) {
+  return layer.exact || (HAS_AMX && layer.dtype == AS_BF16 && num_tokens >= UNPACK_TOKENS);
 }
 
-// Outputs first..first+count-1 (at most 16) of one vector.
-inline F load_some(int dtype, const void* p, int64_t first, int64_t count) {
-  if (count == PANEL) return load_row(dtype, p, first);
-  alignas(64) float some[PANEL] = {};
-  for (int64_t i = 0; i < count; ++i) some[i] = load_one(dtype, p, first + i);
-  return Simd::load(some);
+// What blocks are unpacked to.
+inline int unpacked_kind(const Linear& layer) { return Simd::DOTS_BF16 && layer.dtype == AS_BF16 ? BF16 : F32; }
+
+int64_t most_tokens(const Linear& layer) {
+  const int64_t fit = CACHED_BYTES / (layer.num_in * dtype_bytes(layer.dtype)) / 32 * 32;
+  return fit < 64 ? 64 : fit > 256 ? 256 : fit;
 }
 
-inline void store_some(int dtype, void* row, int64_t first, int64_t count, F x) {
-  alignas(64) uint8_t all[PANEL * 4];
-  const int64_t size = dtype == AS_BF16 ? 2 : 4;
-  uint8_t* to = static_cast<uint8_t*>(row) + first * size;
-  uint8_t* at = count == PANEL ? to : all;
-  if (dtype == AS_BF16) Simd::store_bf16(reinterpret_cast<uint16_t*>(at), x);
-  else Simd::store(reinterpret_cast<float*>(at), x);
-  if (at == all) memcpy(to, all, count * size);
+void plan(Product& job) {
+  const Linear& layer = *job.layer;
+  int kind = layer.kind;
+  if (is_blocks(kind)) {
+    if (!unpacks(layer, job.num_tokens)) {
+      job.form = GROUPS;
+      job.stride = layer.num_in / GROUP * int64_t(sizeof(Activations));
+      return;
+    }
+    kind = unpacked_kind(layer);
+  }
+  const int64_t padded = ceil_div(layer.num_in, tile_columns(kind)) * tile_columns(kind);
+  const int as = kind == BF16 && Simd::DOTS_BF16 ? AS_BF16 : AS_F32;
+  if (kind == I8) job.form = BYTES, job.stride = padded;
+  else if (as != layer.dtype) job.form = FLOATS, job.stride = padded * 4;
+  else job.form = padded == layer.num_in ? AS_THEY_ARE : COPIED, job.stride = padded * dtype_bytes(as);
 }
 
 template <int KIND, int T>
-void multiply_tile(const Product& job, int64_t panel, int64_t token) {
-  const Linear& l = *job.layer;
-  const int64_t width = l.gate ? l.num_out / 2 : l.num_out, first = panel * PANEL;
-  const int64_t count = width - first < PANEL ? width - first : PANEL;
-  F acc[2][T];
-  for (int side = 0; side < (l.gate ? 2 : 1); ++side) {
-    if constexpr (is_packed(KIND)) {
-      constexpr Format f = FORMATS[KIND];
-      const int64_t bytes = l.num_in / f.columns() * f.block_bytes(), at = l.gate ? 2 * panel + side : panel;
-      const auto* x = static_cast<const Activations*>(job.prepared) + token * (l.num_in / GROUP);
-      packed_panel<KIND, T>(static_cast<const uint8_t*>(l.weight) + at * bytes, l.num_in, x, l.num_in / GROUP, acc[side]);
-    } else {
-      const auto* x = static_cast<const float*>(job.prepared) + token * l.num_in;
-      plain_panel<KIND, T>(l.weight, side * width + first, count, l.num_in, x, acc[side]);
-    }
-    if (!job.bias) continue;
-    const F bias = load_some(l.dtype, job.bias, side * width + first, count);
-    for (int t = 0; t < T; ++t) acc[side][t] = Simd::add(acc[side][t], bias);
+inline void dense_tokens(const Product& job, const uint8_t* w, int64_t tiles, int64_t t, const Scaled<KIND>& scaled, const Finish& finish) {
+  typename Element<KIND>::Sum out[2][T];
+  dense_pair<KIND, T>(w, tiles, job.rows + t * job.stride, job.stride, out);
+  for (int i = 0; i < T; ++i) {
+    if constexpr (KIND == I8 && Simd::SIGNED_BIAS != 0)
+      for (auto& side : out) side[i] = Simd::add(side[i], Simd::set1(-Simd::SIGNED_BIAS * job.scales[t + i].sum));
+    finish(t + i, scaled(t + i, 0, out[0][i]), scaled(t + i, 1, out[1][i]));
   }
-  for (int t = 0; t < T; ++t) {
-    F out = acc[0][t];
-    if (l.gate) {  // rounded where the product and the activation alone would be
-      out = rounded(l.dtype, activate(l.gate, rounded(l.dtype, out)));
-      out = Simd::mul(out, rounded(l.dtype, acc[1][t]));
+}
+
+// w: the pair's tiles, with `head` bytes before them.
+template <int KIND>
+void dense(const Product& job, int64_t pair, const uint8_t* head, const uint8_t* next) {
+  const Finish finish(job, pair);
+  const Scaled<KIND> scaled(job, head);
+  const uint8_t* w = head + dense_head(KIND);
+  const int64_t tiles = ceil_div(job.layer->num_in, tile_columns(KIND)), tokens = job.num_tokens;
+#if defined(__AMX_BF16__)
+  if constexpr (KIND == BF16 || KIND == I8)
+    if (tokens >= AMX_TOKENS)
+      return amx_pair<KIND>(job, w, tiles, next, scaled, finish, static_cast<float*>(sums.of(size_t(ceil_div(tokens, 32) * 32 * 32 * 4))));
+#endif
+  (void)next;
+  constexpr int WIDE = Simd::PAIR_TOKENS;
+  int64_t t = 0;
+  for (; t + WIDE <= tokens; t += WIDE) dense_tokens<KIND, WIDE>(job, w, tiles, t, scaled, finish);
+  if constexpr (WIDE > 4)
+    for (; t + 4 <= tokens; t += 4) dense_tokens<KIND, 4>(job, w, tiles, t, scaled, finish);
+  if constexpr (WIDE > 2)
+    for (; t + 2 <= tokens; t += 2) dense_tokens<KIND, 2>(job, w, tiles, t, scaled, finish);
+  for (; t < tokens; ++t) dense_tokens<KIND, 1>(job, w, tiles, t, scaled, finish);
+}
+
+template <int KIND, int T>
+inline void blocks_tokens(const Product& job, const uint8_t* w, int64_t t, const Finish& finish) {
+  const int64_t num_in = job.layer->num_in, groups = num_in / GROUP;
+  const auto* x = reinterpret_cast<const Activations*>(job.rows) + t * groups;
+  F out[2][T];
+  blocks_panel<KIND, T>(w, num_in, x, groups, out[0]);
+  blocks_panel<KIND, T>(w + pair_bytes(KIND, num_in) / 2, num_in, x, groups, out[1]);
+  for (int i = 0; i < T; ++i) finish(t + i, out[0][i], out[1][i]);
+}
+
+template <int KIND>
+void blocks(const Product& job, int64_t pair, const uint8_t* w) {
+  const int64_t num_in = job.layer->num_in, tokens = job.num_tokens;
+  if (job.form != GROUPS) {
+    constexpr int TARGET = Simd::DOTS_BF16 ? BF16 : F32;
+    const int kind = unpacked_kind(*job.layer);
+    uint8_t* tiles = static_cast<uint8_t*>(unpacked.of(size_t(pair_bytes(kind, num_in) + AHEAD)));
+    if (kind == F32) {
+      unpack_panel<KIND, F32>(w, num_in, tiles);
+      unpack_panel<KIND, F32>(w + pair_bytes(KIND, num_in) / 2, num_in, tiles + TILE);
+      return dense<F32>(job, pair, tiles, nullptr);
     }
-    const int64_t size = l.dtype == AS_BF16 ? 2 : 4;
-    store_some(l.dtype, static_cast<uint8_t*>(job.y) + (token + t) * width * size, first, count, out);
+    unpack_panel<KIND, TARGET>(w, num_in, tiles);
+    unpack_panel<KIND, TARGET>(w + pair_bytes(KIND, num_in) / 2, num_in, tiles + TILE);
+    return dense<TARGET>(job, pair, tiles, nullptr);
   }
+  const Finish finish(job, pair);
+  constexpr int WIDE = Simd::TOKENS;
+  int64_t t = 0;
+  for (; t + WIDE <= tokens; t += WIDE) blocks_tokens<KIND, WIDE>(job, w, t, finish);
+  if constexpr (WIDE > 4)
+    for (; t + 4 <= tokens; t += 4) blocks_tokens<KIND, 4>(job, w, t, finish);
+  for (; t + 2 <= tokens; t += 2) blocks_tokens<KIND, 2>(job, w, t, finish);
+  for (; t < tokens; ++t) blocks_tokens<KIND, 1>(job, w, t, finish);
 }
 
 template <int KIND>
 void multiply_kind(const Product& job, int64_t begin, int64_t end) {
-  constexpr int WIDE = is_packed(KIND) ? Simd::TOKENS : 4;
-  for (int64_t block = 0; block < job.num_tokens; block += TOKEN_BLOCK) {
-    const int64_t stop = block + TOKEN_BLOCK < job.num_tokens ? block + TOKEN_BLOCK : job.num_tokens;
-    for (int64_t panel = begin; panel < end; ++panel) {
-      int64_t t = block;
-      for (; t + WIDE <= stop; t += WIDE) multiply_tile<KIND, WIDE>(job, panel, t);
-      if constexpr (WIDE > 4)
-        for (; t + 4 <= stop; t += 4) multiply_tile<KIND, 4>(job, panel, t);
-      for (; t + 2 <= stop; t += 2) multiply_tile<KIND, 2>(job, panel, t);
-      for (; t < stop; ++t) multiply_tile<KIND, 1>(job, panel, t);
-    }
+  const int64_t bytes = pair_bytes(KIND, job.layer->num_in);
+#if defined(__AMX_BF16__)
+  const AmxTiles tiles(int(job.num_tokens < PANEL ? job.num_tokens : PANEL));
+#endif
+  const uint8_t* w = static_cast<const uint8_t*>(job.layer->weight) + begin * bytes;
+  for (int64_t pair = begin; pair < end; ++pair, w += bytes) {
+    if constexpr (is_blocks(KIND)) blocks<KIND>(job, pair, w);
+    else dense<KIND>(job, pair, w, pair + 1 < end ? w + bytes : nullptr);
   }
 }
 
@@ -88,6 +150,8 @@ void multiply(const void* context, int64_t begin, int64_t end) {
   switch (job.layer->kind) {
     case BF16: return multiply_kind<BF16>(job, begin, end);
     case F32: return multiply_kind<F32>(job, begin, end);
+    case F16: return multiply_kind<F16>(job, begin, end);
+    case I8: return multiply_kind<I8>(job, begin, end);
     case Q4_0: return multiply_kind<Q4_0>(job, begin, end);
     case Q4_1: return multiply_kind<Q4_1>(job, begin, end);
     case Q5_0: return multiply_kind<Q5_0>(job, begin, end);

@@ -8,7 +8,7 @@
 namespace {
 
 struct Simd {
-  static constexpr int TOKENS = 4;
+  static constexpr int TOKENS = 4, PAIR_TOKENS = 2;
   struct F { __m256 a, b; };
   struct I { __m256i a, b; };
   struct B { __m256i a, b; };
@@ -33,6 +33,10 @@ struct Simd {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), r);
   }
   static F load_half(const uint8_t* p) { return {_mm256_cvtph_ps(load16(p)), _mm256_cvtph_ps(load16(p + 16))}; }
+  static void store_half(uint16_t* p, F x) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(x.a, _MM_FROUND_TO_NEAREST_INT));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p + 8), _mm256_cvtps_ph(x.b, _MM_FROUND_TO_NEAREST_INT));
+  }
   static F load_u8(const uint8_t* p) {
     const __m128i v = load16(p);
     return to_float(I{_mm256_cvtepu8_epi32(v), _mm256_cvtepu8_epi32(_mm_srli_si128(v, 8))});
@@ -76,6 +80,7 @@ struct Simd {
   }
 
   static I set1(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+  static I add(I x, I y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
   static F to_float(I x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
   static int32_t sum(I x) {
     const __m256i s = _mm256_add_epi32(x.a, x.b);
@@ -98,6 +103,23 @@ struct Simd {
   static B join(B low, B high) {
     return {_mm256_or_si256(low.a, _mm256_slli_epi16(high.a, 4)), _mm256_or_si256(low.b, _mm256_slli_epi16(high.b, 4))};
   }
+
+  // Byte c of each row's four.
+  static __m256i column(__m256i x, int c) { return _mm256_and_si256(_mm256_srli_epi32(x, 8 * c), _mm256_set1_epi32(255)); }
+  static F column(B x, int c) { return to_float(I{column(x.a, c), column(x.b, c)}); }
+  static __m256i signed_column(__m256i x, int c) { return _mm256_srai_epi32(_mm256_slli_epi32(x, 24 - 8 * c), 24); }
+  static F signed_column(B x, int c) { return to_float(I{signed_column(x.a, c), signed_column(x.b, c)}); }
+
+  static constexpr bool DOTS_BF16 = false;
+  struct Pairs { F even, odd; };
+  using Paired = float;
+  static __m256 even_bf16(__m256i x) { return _mm256_castsi256_ps(_mm256_slli_epi32(x, 16)); }
+  static __m256 odd_bf16(__m256i x) { return _mm256_castsi256_ps(_mm256_and_si256(x, _mm256_set1_epi32(int32_t(0xffff0000)))); }
+  static Pairs load_pairs(const uint8_t* p) {
+    const B x = load_codes(p);
+    return {{even_bf16(x.a), even_bf16(x.b)}, {odd_bf16(x.a), odd_bf16(x.b)}};
+  }
+  static F dot_pairs(F acc, Pairs w, const Paired* x) { return fma(w.odd, set1(x[1]), fma(w.even, set1(x[0]), acc)); }
 
   static constexpr int SIGNED_BIAS = 0;
   // A step adds up to 2 * 127 * (2^bits - 1) to a sum of 16 bits: so many fit.

@@ -1,4 +1,4 @@
-// Sixteen lanes as one register: AVX-512 F, BW, DQ, VL and VNNI.
+// Sixteen lanes as one register: AVX-512 F, BW, DQ, VL and VNNI, and products of bfloat16 where the file has AVX512-BF16.
 #pragma once
 #include <immintrin.h>
 
@@ -8,7 +8,7 @@
 namespace {
 
 struct Simd {
-  static constexpr int TOKENS = 8;
+  static constexpr int TOKENS = 8, PAIR_TOKENS = 8;
   struct F { __m512 a; };
   struct I { __m512i a; };
   struct B { __m512i a; };
@@ -22,6 +22,11 @@ struct Simd {
   static F load_bf16(const uint16_t* p) {
     return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load32(p)), 16))};
   }
+#if defined(__AVX512BF16__)
+  static void store_bf16(uint16_t* p, F x) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x.a)));
+  }
+#else
   // Round to nearest even; a NaN stays one.
   static void store_bf16(uint16_t* p, F x) {
     const __m512i u = _mm512_castps_si512(x.a), odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
@@ -30,7 +35,11 @@ struct Simd {
     const __m256i out = _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(r, nan, _mm512_set1_epi32(0x7fc0)));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), out);
   }
+#endif
   static F load_half(const uint8_t* p) { return {_mm512_cvtph_ps(load32(p))}; }
+  static void store_half(uint16_t* p, F x) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(x.a, _MM_FROUND_TO_NEAREST_INT));
+  }
   static F load_u8(const uint8_t* p) { return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(load16(p)))}; }
   static F load_s8(const uint8_t* p) { return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load16(p)))}; }
   static F add(F x, F y) { return {_mm512_add_ps(x.a, y.a)}; }
@@ -54,6 +63,8 @@ struct Simd {
   static float largest(F x) { return _mm512_reduce_max_ps(x.a); }
 
   static I set1(int32_t x) { return {_mm512_set1_epi32(x)}; }
+  static I add(I x, I y) { return {_mm512_add_epi32(x.a, y.a)}; }
+  static I load_int(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
   static F to_float(I x) { return {_mm512_cvtepi32_ps(x.a)}; }
   static int32_t sum(I x) { return _mm512_reduce_add_epi32(x.a); }
   static I to_int(F x) { return {_mm512_cvtps_epi32(x.a)}; }
@@ -66,6 +77,40 @@ struct Simd {
     return {_mm512_and_si512(_mm512_srli_epi16(x.a, unsigned(shift)), _mm512_set1_epi8(char(mask)))};
   }
   static B join(B low, B high) { return {_mm512_or_si512(low.a, _mm512_slli_epi16(high.a, 4))}; }
+
+  // Byte c of each row's four.
+  static F column(B x, int c) { return to_float(I{_mm512_and_si512(_mm512_srli_epi32(x.a, 8u * unsigned(c)), _mm512_set1_epi32(255))}); }
+  static F signed_column(B x, int c) {
+    return to_float(I{_mm512_srai_epi32(_mm512_slli_epi32(x.a, 24u - 8u * unsigned(c)), 24)});
+  }
+
+#if defined(__AVX512BF16__)
+  static constexpr bool DOTS_BF16 = true;
+  struct Pairs { __m512bh a; };
+  using Paired = uint16_t;
+  static Pairs load_pairs(const uint8_t* p) { return {reinterpret_cast<__m512bh>(_mm512_loadu_si512(p))}; }
+  static F dot_pairs(F acc, Pairs w, const Paired* x) {
+    int32_t pair;
+    memcpy(&pair, x, 4);
+    return {_mm512_dpbf16_ps(acc.a, w.a, reinterpret_cast<__m512bh>(_mm512_set1_epi32(pair)))};
+  }
+  // Two columns of 16 rows as a vector of pairs.
+  static void store_pairs(uint8_t* p, F even, F odd) {
+    const __m512i both = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(odd.a, even.a));
+    const __m512i low = _mm512_cvtepu16_epi32(_mm512_castsi512_si256(both));
+    const __m512i high = _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(both, 1));
+    _mm512_storeu_si512(p, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+  }
+#else
+  static constexpr bool DOTS_BF16 = false;
+  struct Pairs { F even, odd; };
+  using Paired = float;
+  static Pairs load_pairs(const uint8_t* p) {
+    const __m512i both = _mm512_loadu_si512(p), high = _mm512_set1_epi32(int32_t(0xffff0000));
+    return {{_mm512_castsi512_ps(_mm512_slli_epi32(both, 16))}, {_mm512_castsi512_ps(_mm512_and_si512(both, high))}};
+  }
+  static F dot_pairs(F acc, Pairs w, const Paired* x) { return fma(w.odd, set1(x[1]), fma(w.even, set1(x[0]), acc)); }
+#endif
 
   // VNNI reads codes unsigned: signed ones are moved up by 128, which the caller takes off again.
   static constexpr int SIGNED_BIAS = 128;

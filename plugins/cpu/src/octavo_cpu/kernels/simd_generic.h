@@ -7,7 +7,7 @@
 namespace {
 
 struct Simd {
-  static constexpr int TOKENS = 4;  // of one tile
+  static constexpr int TOKENS = 4, PAIR_TOKENS = 2;  // whose sums of one panel, or of two, fit the registers
   struct F { float v[16]; };
   struct I { int32_t v[16]; };
   struct B { uint8_t v[64]; };
@@ -35,6 +35,15 @@ struct Simd {
     return from_bits(sign | ((rest << 13) + (112u << 23)));
   }
   static F load_half(const uint8_t* p) { uint16_t h[16]; memcpy(h, p, 32); RETURN_EACH(F, half(h[i])); }
+  // Round to nearest even; 65520 and above become infinity, a NaN stays one.
+  static uint16_t to_half(float f) {
+    const uint32_t u = to_bits(f), sign = u >> 16 & 0x8000, rest = u & 0x7fffffff;
+    if (rest > 0x7f800000) return uint16_t(sign | 0x7e00);
+    if (rest >= 0x477ff000) return uint16_t(sign | 0x7c00);
+    if (rest < 0x38800000) return uint16_t(sign | uint32_t(std::nearbyintf(from_bits(rest) * 0x1p24f)));
+    return uint16_t(sign | ((rest - (112u << 23) + 0xfff + (rest >> 13 & 1)) >> 13));
+  }
+  static void store_half(uint16_t* p, F a) { EACH(p[i] = to_half(a.v[i])); }
   static F load_u8(const uint8_t* p) { RETURN_EACH(F, float(p[i])); }
   static F load_s8(const uint8_t* p) { RETURN_EACH(F, float(int8_t(p[i]))); }
   static F add(F a, F b) { RETURN_EACH(F, a.v[i] + b.v[i]); }
@@ -52,6 +61,7 @@ struct Simd {
   static float largest(F a) { float m = a.v[0]; EACH(m = a.v[i] > m ? a.v[i] : m); return m; }
 
   static I set1(int32_t x) { RETURN_EACH(I, x); }
+  static I add(I a, I b) { RETURN_EACH(I, a.v[i] + b.v[i]); }
   static F to_float(I a) { RETURN_EACH(F, float(a.v[i])); }
   static int32_t sum(I a) { int32_t s = 0; EACH(s += a.v[i]); return s; }
   // What is no number has no code; its block's scale is NaN. (The largest magnitude may come a last place above 127.)
@@ -62,6 +72,23 @@ struct Simd {
   // Bits `shift`.. of each byte under `mask`, and codes with more bits above them.
   static B bits(B a, int shift, int mask) { for (auto& x : a.v) x = uint8_t(x >> shift & mask); return a; }
   static B join(B low, B high) { for (int i = 0; i < 64; ++i) low.v[i] = uint8_t(low.v[i] | high.v[i] << 4); return low; }
+
+  // Byte c of each row's four.
+  static F column(B a, int c) { RETURN_EACH(F, float(a.v[4 * i + c])); }
+  static F signed_column(B a, int c) { RETURN_EACH(F, float(int8_t(a.v[4 * i + c]))); }
+
+  // Two bfloat16 columns of each row, and how they meet two activations.
+  static constexpr bool DOTS_BF16 = false;  // whether activations stay bfloat16
+  struct Pairs { F even, odd; };
+  using Paired = float;
+  static Pairs load_pairs(const uint8_t* p) {
+    uint16_t h[32];
+    memcpy(h, p, 64);
+    Pairs r;
+    EACH((r.even.v[i] = from_bits(uint32_t(h[2 * i]) << 16), r.odd.v[i] = from_bits(uint32_t(h[2 * i + 1]) << 16)));
+    return r;
+  }
+  static F dot_pairs(F a, Pairs w, const Paired* x) { return fma(w.odd, set1(x[1]), fma(w.even, set1(x[0]), a)); }
 
   static constexpr int SIGNED_BIAS = 0;  // what `dot_signed` adds to each code
   static constexpr int quads_before_flush(int) { return 8; }

@@ -1,4 +1,4 @@
-// One panel of a packed weight times a few tokens: 16 outputs of each, in float32.
+// One panel of GGUF blocks times a few tokens whose activations are 8-bit codes: 16 outputs of each, in float32.
 #pragma once
 #include "isa.h"
 
@@ -55,7 +55,7 @@ inline void add_group(const uint8_t* group, F scale, const Activations* x, int64
 
 // acc[t] = the panel times x, token t's Activations at x + t * stride.
 template <int KIND, int T>
-void packed_panel(const uint8_t* w, int64_t num_in, const Activations* x, int64_t stride, F (&acc)[T]) {
+void blocks_panel(const uint8_t* w, int64_t num_in, const Activations* x, int64_t stride, F (&acc)[T]) {
   constexpr Format f = FORMATS[KIND];
   for (int t = 0; t < T; ++t) acc[t] = Simd::set1(0.0f);
   for (int64_t column = 0; column < num_in; column += f.columns()) {

@@ -1,0 +1,97 @@
+// A pair of panels of plain numbers times a few tokens: 2 x 16 outputs of each.
+#pragma once
+#include "isa.h"
+
+namespace {
+
+using namespace octavo;
+
+// How one vector of a weight meets its activations. X: their type. COLUMNS: of a vector.
+template <int KIND>
+struct Element;
+
+template <>
+struct Element<F32> {
+  using X = float;
+  using Sum = F;
+  using W = F;
+  static constexpr int COLUMNS = 1;
+  static W load(const uint8_t* p) { return Simd::load(reinterpret_cast<const float*>(p)); }
+  static Sum dot(Sum sum, W w, const X* x) { return Simd::fma(w, Simd::set1(*x), sum); }
+};
+
+template <>
+struct Element<F16> {
+  using X = float;
+  using Sum = F;
+  struct W { F first, second; };
+  static constexpr int COLUMNS = 2;
+  static W load(const uint8_t* p) { return {Simd::load_half(p), Simd::load_half(p + 32)}; }
+  static Sum dot(Sum sum, W w, const X* x) {
+    return Simd::fma(w.second, Simd::set1(x[1]), Simd::fma(w.first, Simd::set1(x[0]), sum));
+  }
+};
+
+template <>
+struct Element<BF16> {
+  using X = Simd::Paired;
+  using Sum = F;
+  using W = Simd::Pairs;
+  static constexpr int COLUMNS = 2;
+  static W load(const uint8_t* p) { return Simd::load_pairs(p); }
+  static Sum dot(Sum sum, W w, const X* x) { return Simd::dot_pairs(sum, w, x); }
+};
+
+template <>
+struct Element<I8> {
+  using X = int8_t;
+  using Sum = Simd::I;
+  using W = Simd::B;
+  static constexpr int COLUMNS = 4;
+  static W load(const uint8_t* p) { return Simd::load_codes(p); }
+  static Sum dot(Sum sum, W w, const X* x) {
+    Simd::dot_signed(sum, w, x);
+    return sum;
+  }
+};
+
+inline F none(F) { return Simd::set1(0.0f); }
+inline Simd::I none(Simd::I) { return Simd::set1(int32_t(0)); }
+
+// How far ahead of its use a weight is asked for.
+constexpr int64_t AHEAD = 4096;
+
+// sums[side][t] = rows of that side times token t. w: the pair's tiles. x: token t's row at x + t * stride bytes.
+// Tokens that are few have several sums each, as one addition after the other would wait for its result.
+template <int KIND, int T>
+inline void dense_pair(const uint8_t* w, int64_t tiles, const uint8_t* x, int64_t stride, typename Element<KIND>::Sum (&sums)[2][T]) {
+  using E = Element<KIND>;
+  using X = typename E::X;
+  constexpr int CHAINS = T == 1 ? 4 : T == 2 ? 2 : 1;
+  typename E::Sum sum[CHAINS][2][T];
+  for (auto& chain : sum)
+    for (auto& side : chain)
+      for (auto& one : side) one = none(one);
+  for (int64_t i = 0; i < tiles; ++i, w += 2 * TILE, x += 16 * E::COLUMNS * sizeof(X)) {
+#pragma GCC unroll 4
+    for (int v = 0; v < 16; ++v) {
+      const auto left = E::load(w + v * VECTOR), right = E::load(w + TILE + v * VECTOR);
+      __builtin_prefetch(w + AHEAD + v * VECTOR);
+      __builtin_prefetch(w + AHEAD + TILE + v * VECTOR);
+#pragma GCC unroll 16
+      for (int t = 0; t < T; ++t) {
+        const X* at = reinterpret_cast<const X*>(x + t * stride) + v * E::COLUMNS;
+        auto& chain = sum[v % CHAINS];
+        chain[0][t] = E::dot(chain[0][t], left, at);
+        chain[1][t] = E::dot(chain[1][t], right, at);
+      }
+    }
+  }
+  for (int side = 0; side < 2; ++side)
+    for (int t = 0; t < T; ++t) {
+      for (int c = 1; c < CHAINS; ++c) sum[0][side][t] = Simd::add(sum[0][side][t], sum[c][side][t]);
+      sums[side][t] = sum[0][side][t];
+    }
+}
+
+}  // namespace
