@@ -79,18 +79,19 @@ def test_a_pipe_is_answered_line_by_line_while_it_stays_open():
     assert "3 answered, 1 refused" in said
 
 
-def test_files_that_cannot_be_used_are_found_before_a_model_is_loaded(tmp_path):
+def test_files_and_parsers_that_cannot_be_used_are_found_before_a_model_is_loaded(tmp_path):
     good = tmp_path / "in.jsonl"
     good.write_text(to_jsonl(lines(1)))
     other = tmp_path / "notes.txt"
     other.write_text("dear diary\n")
-    for source, target, said in (
-        (tmp_path / "none.jsonl", tmp_path / "out.jsonl", "none.jsonl: No such file"),
-        (good, tmp_path / "none" / "out.jsonl", "out.jsonl: No such file"),
-        (good, other, "line 1 is no answer of a batch"),
-        ("https://example.org/in.jsonl", tmp_path / "out.jsonl", "fetch it first"),
+    for source, target, flags, said in (
+        (tmp_path / "none.jsonl", tmp_path / "out.jsonl", [], "none.jsonl: No such file"),
+        (good, tmp_path / "none" / "out.jsonl", [], "out.jsonl: No such file"),
+        (good, other, [], "line 1 is no answer of a batch"),
+        ("https://example.org/in.jsonl", tmp_path / "out.jsonl", [], "fetch it first"),
+        (good, tmp_path / "out.jsonl", ["--tool-call-parser", "nonesuch"], "nonesuch"),
     ):
-        command = [OCTAVO, "run-batch", "-i", str(source), "-o", str(target), "/no/such/model"]
+        command = [OCTAVO, "run-batch", "-i", str(source), "-o", str(target), *flags, "/no/such/model"]
         result = subprocess.run(command, capture_output=True, text=True, timeout=120, env=ENVIRONMENT)
         assert result.returncode == 1
         assert said in result.stderr
@@ -101,18 +102,25 @@ def test_files_that_cannot_be_used_are_found_before_a_model_is_loaded(tmp_path):
 def test_a_real_model_answers_texts_and_conversations(tiny_model, tmp_path):
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     chat = {"messages": [{"role": "user", "content": "How many pages?"}], "max_tokens": 5}
+    schema = {"type": "object", "properties": {"n": {"enum": [8]}}, "required": ["n"], "additionalProperties": False}
+    tool = {"type": "function", "function": {"name": "fold", "parameters": schema}}
+    call = chat | {"tools": [tool], "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 60}
     asked = [
         {"custom_id": "text", "method": "POST", "url": "/v1/completions", "body": {"prompt": "Once", "max_tokens": 5}},
         {"custom_id": "chat", "method": "POST", "url": "/v1/chat/completions", "body": chat},
+        {"custom_id": "call", "method": "POST", "url": "/v1/chat/completions", "body": call},
         {"custom_id": "wrong", "method": "POST", "url": "/v1/chat/completions", "body": chat | {"top_p": 7}},
     ]
     source.write_text(to_jsonl(asked))
     flags = ["--model", str(tiny_model), "--platform", "cpu", "--dtype", "float32", "--num-kv-blocks", "64"]
+    flags += ["--tool-call-parser", "hermes", "--reasoning-parser", "none"]
     command = [OCTAVO, "run-batch", "--input-file", str(source), "--output-file", str(target), *flags]
     result = subprocess.run(command, capture_output=True, text=True, timeout=240, env=ENVIRONMENT)
     assert result.returncode == 0, result.stderr
     answers = {answer["custom_id"]: answer for answer in map(json.loads, target.read_text().splitlines())}
     assert answers["text"]["response"]["body"]["object"] == "text_completion"
     assert answers["chat"]["response"]["body"]["choices"][0]["message"]["role"] == "assistant"
+    (called,) = answers["call"]["response"]["body"]["choices"][0]["message"]["tool_calls"]
+    assert (called["function"]["name"], json.loads(called["function"]["arguments"])) == ("fold", {"n": 8})
     assert answers["wrong"]["response"]["status_code"] == 400
     assert answers["wrong"]["response"]["body"]["error"]["param"] == "top_p"

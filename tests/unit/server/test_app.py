@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 
 import pytest
@@ -12,6 +13,7 @@ from octavo.errors import ConfigError
 from octavo.server import pooling
 from octavo.server.app import ROUTES
 from octavo.server.options import ServerOptions
+from octavo.server.service import REJECTIONS
 
 pytestmark = pytest.mark.anyio
 PATH = "/v1/completions"
@@ -38,6 +40,17 @@ async def test_unknown_routes_and_methods_have_the_shape_of_all_errors(serve):
         response = await server.http.request(method, path)
         assert response.status_code == status
         assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+
+
+async def test_rejections_are_counted_from_0_for_every_reason(serve):
+    server = await serve(options=ServerOptions(max_queue=0), max_num_seqs=1)
+    name = "octavo:admission_rejections_total"
+    text = (await server.get("/metrics")).text
+    assert re.findall(rf'{name}{{reason="(\w+)"}} 0.0', text) == list(REJECTIONS)
+    server.service.num_live += 1
+    assert (await server.send(PATH, {"prompt": "x"})).status_code == 503
+    server.service.num_live -= 1
+    assert f'{name}{{reason="queue_full"}} 1.0' in (await server.get("/metrics")).text
 
 
 async def test_health_ping_and_version(serve):

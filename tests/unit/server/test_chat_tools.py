@@ -33,7 +33,7 @@ THINKING = ServerOptions(tool_call_parser="hermes", reasoning_parser="qwen3")
 @pytest.fixture
 def trusting(monkeypatch):
     """The scripted model keeps to every form by itself: the engine is not asked to hold it."""
-    monkeypatch.setattr("octavo.server.reading.enforce", lambda params, *_, **__: params)
+    monkeypatch.setattr("octavo.server.answer_reader.enforce", lambda params, *_, **__: params)
 
 
 async def test_a_call_comes_in_the_shape_that_clients_expect(serve):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from octavo.outputs import CompletionOutput, RequestOutput
-from octavo.server.interval import spaced
 from octavo.server.options import ServerOptions
+from octavo.server.stream_interval import spaced
 
 pytestmark = pytest.mark.anyio
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"

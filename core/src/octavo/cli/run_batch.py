@@ -16,7 +16,14 @@ from octavo.config import EngineConfig
 from octavo.engine.process import Build
 from octavo.server.options import ServerOptions
 
-ANSWER_FIELDS = ("max_logprobs", "trust_request_chat_template", "log_level")
+ANSWER_FIELDS = (
+    "max_logprobs",
+    "tool_call_parser",
+    "reasoning_parser",
+    "tool_strict_level",
+    "trust_request_chat_template",
+    "log_level",
+)
 """Options of the server that matter without one."""
 
 
@@ -62,7 +69,7 @@ async def answer_file(
 ) -> str:
     """Answer a file of requests; gives a line on how it went. build: as of `octavo.server.lifecycle.serve`.
 
-    Raises ConfigError for files that cannot be used, before a model is loaded, and EngineDeadError.
+    Raises ConfigError for files and parsers that cannot be used, before a model is loaded, and EngineDeadError.
     """
     from octavo.engine.client import EngineClient
     from octavo.engine.process import start_engine
@@ -70,8 +77,10 @@ async def answer_file(
     from octavo.server.batch.results import open_results
     from octavo.server.batch.run import BatchRun, num_generated
     from octavo.server.batch.source import count_lines, numbered, open_input
+    from octavo.server.formats import check_names
     from octavo.server.service import Service
 
+    check_names(options)
     source = open_input(input_file)
     results = open_results(output_file)
     try:

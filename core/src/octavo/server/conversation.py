@@ -18,11 +18,11 @@ import msgspec
 from octavo.errors import RequestError
 from octavo.outputs import CompletionOutput, Logprob, RequestOutput
 from octavo.sampling.params import SamplingParams
+from octavo.server.answer_reader import SWITCHES, ChoiceReader, plan
 from octavo.server.messages import count_characters
 from octavo.server.parsers.detect import GENERIC
 from octavo.server.parsers.events import Content, Event
 from octavo.server.plain_tools import in_words, shows_tools
-from octavo.server.reading import SWITCHES, ChoiceReader, plan
 from octavo.server.service import Rendered, Service
 
 

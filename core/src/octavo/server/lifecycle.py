@@ -72,8 +72,8 @@ async def serve(
     open_keys(options)
     if options.ssl_certfile is not None:
         ssl_context(options)
-    # Bound before the model is loaded: a port in use is found in milliseconds, not after minutes.
     check_names(options)
+    # Bound before the model is loaded: a port in use is found in milliseconds, not after minutes.
     sockets = None
     if options.uds is None:
         sockets = [bind(options.host, options.port)]

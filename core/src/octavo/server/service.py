@@ -27,10 +27,10 @@ from octavo.server.beam_search import check_beams, search_beams
 from octavo.server.errors import ApiError, queue_full, shutting_down, unknown_model
 from octavo.server.exchange import Exchange, current
 from octavo.server.formats import model_format, plain_format
-from octavo.server.interval import spaced
 from octavo.server.options import ServerOptions
 from octavo.server.parsers.registry import Format
 from octavo.server.responses.store import ResponseStore
+from octavo.server.stream_interval import spaced
 
 if TYPE_CHECKING:
     from octavo.engine.client import EngineClient
@@ -47,6 +47,9 @@ Outputs = AsyncGenerator[tuple[int, RequestOutput], None]
 INLINE_CHARACTERS = 8192
 """Text up to this long is tokenized at once (about a millisecond); longer text goes to a thread, so that the event
 loop goes on serving the other streams and /health."""
+
+REJECTIONS = ("queue_full", "rate_limit", "asleep", "shutting_down", "engine_dead")
+"""Why requests are turned away."""
 
 MAX_SEQUENCES = 16384
 """Prompts times answers of one request: every sequence costs memory here before the engine sees it."""
@@ -83,6 +86,8 @@ class Service:
         self.rejections = Counter(
             "octavo:admission_rejections", "Requests turned away at the door.", ("reason",), registry=self.registry
         )
+        for reason in REJECTIONS:  # from 0: the first rejection is an increase already
+            self.rejections.labels(reason)
         self._serial = itertools.count()
         self._longest_token: int | None = None
 

@@ -15,6 +15,7 @@ from msgspec import UNSET, UnsetType
 from octavo.errors import RequestError
 from octavo.outputs import CompletionOutput, RequestOutput
 from octavo.sampling.params import SamplingParams, integer
+from octavo.server.answer_reader import plan
 from octavo.server.conversation import field_name, render_text
 from octavo.server.decode import decode_body, decode_part
 from octavo.server.endpoint import Call, Stream
@@ -25,7 +26,6 @@ from octavo.server.openai.completions import DEFAULT_MAX_TOKENS, read_params, re
 from octavo.server.openai.logprobs import TokenNames, chat_logprobs, prompt_logprobs_json
 from octavo.server.openai.protocol import ChatBody, CompletionBody, StreamOptions
 from octavo.server.openai.sampling import MODEL_DEFAULTS, check_max_logprobs, read_logit_bias
-from octavo.server.reading import plan
 from octavo.server.service import Outputs, Service
 
 WITHOUT_EFFECT = frozenset({"output_kind", "detokenize", "flat_logprobs", "skip_clone"})

@@ -19,7 +19,7 @@ THINKING = ServerOptions(tool_call_parser="hermes", reasoning_parser="qwen3")
 @pytest.fixture
 def trusting(monkeypatch):
     """The scripted model keeps to every form by itself: the engine is not asked to hold it."""
-    monkeypatch.setattr("octavo.server.reading.enforce", lambda params, *_, **__: params)
+    monkeypatch.setattr("octavo.server.answer_reader.enforce", lambda params, *_, **__: params)
 
 
 async def test_case_X_anthropic_stop_reason_is_tool_use_after_a_call(serve, ask):

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from octavo.errors import RequestError
+from octavo.server.message_builder import MessageBuilder
 from octavo.server.responses.items import add_items, as_items
-from octavo.server.turns import Turns
 
 CALL = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": '{"at": "x"}'}
 
 
 def seen(given):
-    turns = Turns()
+    turns = MessageBuilder()
     add_items(turns, as_items(given))
     return turns.messages
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from octavo.errors import RequestError
 from octavo.sampling.params import SamplingParams, integer
+from octavo.server.answer_reader import SWITCHES
 from octavo.server.anthropic.answers import Event, Message, TokenCount, Usage
 from octavo.server.anthropic.events import join_events, make_events
 from octavo.server.anthropic.protocol import CountTokensBody, MessagesBody, Thinking, ToolFields
@@ -18,7 +19,6 @@ from octavo.server.errors import unsupported
 from octavo.server.openai.protocol import SamplingFields
 from octavo.server.openai.sampling import to_params
 from octavo.server.openai.tools import check_name, check_schema
-from octavo.server.reading import SWITCHES
 from octavo.server.service import Service
 
 MIN_THINKING_BUDGET = 1024

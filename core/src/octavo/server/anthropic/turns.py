@@ -28,7 +28,7 @@ from octavo.server.anthropic.protocol import (
     UserBlock,
 )
 from octavo.server.decode import decode_part
-from octavo.server.turns import Message, Turns
+from octavo.server.message_builder import Message, MessageBuilder
 
 BILLING_HEADER = "x-anthropic-billing-header:"
 """Claude Code puts this before its system prompt, with a text that changes with every request and is meant for
@@ -37,7 +37,7 @@ Anthropic's accounts: shown to the model, it would make the prefix cache useless
 
 def to_messages(body: CountTokensBody) -> list[Message]:
     """The conversation. Raises RequestError naming the block that is wrong."""
-    turns = Turns()
+    turns = MessageBuilder()
     for text in texts(body.system, "system"):
         if not text.startswith(BILLING_HEADER):
             turns.add_text("system", text)
@@ -53,7 +53,7 @@ def to_messages(body: CountTokensBody) -> list[Message]:
     return turns.messages
 
 
-def add_blocks(turns: Turns, turn: Turn, place: str) -> None:
+def add_blocks(turns: MessageBuilder, turn: Turn, place: str) -> None:
     """Add the blocks of a user's or an assistant's turn."""
     kinds: Any = UserBlock if turn.role == "user" else AssistantBlock
     for number, value in enumerate(turn.content):

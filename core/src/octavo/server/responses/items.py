@@ -16,6 +16,7 @@ from typing import Any
 
 from octavo.errors import RequestError
 from octavo.server.decode import decode_part
+from octavo.server.message_builder import MessageBuilder
 from octavo.server.responses.protocol import (
     ContentPart,
     FunctionCall,
@@ -29,7 +30,6 @@ from octavo.server.responses.protocol import (
     Reasoning,
     Refusal,
 )
-from octavo.server.turns import Turns
 
 Item = dict[str, Any]
 
@@ -70,7 +70,7 @@ def as_parts(content: Any, role: Any) -> Any:
     return [{"type": kind, "text": content} | ({"annotations": []} if role == "assistant" else {})]
 
 
-def add_items(turns: Turns, items: Sequence[Item], *, place: str = "input") -> None:
+def add_items(turns: MessageBuilder, items: Sequence[Item], *, place: str = "input") -> None:
     """Add items to a conversation. Raises RequestError naming the item that is wrong."""
     for index, value in enumerate(items):
         where = f"{place}[{index}]"

@@ -13,6 +13,7 @@ from octavo.errors import RequestError
 from octavo.sampling.params import SamplingParams, integer
 from octavo.server.conversation import Conversation, TemplateOptions, renamed
 from octavo.server.errors import unsupported
+from octavo.server.message_builder import MessageBuilder
 from octavo.server.openai.protocol import SamplingFields
 from octavo.server.openai.sampling import check_max_logprobs, check_request_fields, to_params
 from octavo.server.responses.answers import ReasoningOptions, Response
@@ -27,7 +28,6 @@ from octavo.server.responses.protocol import (
 from octavo.server.responses.tools import read_tool_use
 from octavo.server.service import Service
 from octavo.server.shared_fields import SharedFields
-from octavo.server.turns import Turns
 
 LOGPROBS = "message.output_text.logprobs"
 INCLUDABLE = frozenset(
@@ -61,7 +61,7 @@ def to_conversation(
         raise unsupported("conversation", "use previous_response_id")
     if body.prompt is not None:
         raise unsupported("prompt", "prompt templates are not kept here")
-    turns = Turns()
+    turns = MessageBuilder()
     if body.instructions:
         turns.add_text("system", body.instructions)
     add_items(turns, earlier)

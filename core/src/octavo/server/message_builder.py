@@ -11,7 +11,7 @@ from typing import Any
 Message = dict[str, Any]
 
 
-class Turns:
+class MessageBuilder:
     """messages: what was added so far."""
 
     def __init__(self) -> None:
