@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from transformers import AutoConfig, PretrainedConfig
+from transformers import PretrainedConfig
 
 from octavo.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
 from octavo.weights import gguf, gguf_config, safetensors
@@ -100,6 +100,8 @@ def _read_config(folder: Path, raw: Mapping[str, Any], *, trust_remote_code: boo
     """The config of a folder, of its own class if it brings one."""
     if raw.get("model_type") in OWN and not (trust_remote_code and "auto_map" in raw):
         return OWN[raw["model_type"]].from_pretrained(str(folder))
+    from transformers import AutoConfig
+
     config: PretrainedConfig = AutoConfig.from_pretrained(str(folder), trust_remote_code=trust_remote_code)
     return config
 
