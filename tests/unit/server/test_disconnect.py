@@ -79,3 +79,18 @@ async def test_case_G2_leaving_at_random_disturbs_nobody_and_loses_no_block(serv
                 ]
                 assert got == [token] * 30 + [2]
         await server.settled()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_thousands_of_answers_that_nobody_waits_for_keep_nobody_waiting(serve, stream):
+    server = await serve([40] * 250, delay=0.001)
+    body = {"prompt": "x", "n": 16384, "max_tokens": 200, "temperature": 1, "stream": stream}
+    leaving = asyncio.create_task(call(server.app, "/v1/completions", body, leave_after=1 if stream else 0))
+    while not leaving.done() and not server.engine.stats.generation_tokens:
+        await asyncio.sleep(0.002)
+    await leaving
+    steps = server.engine.stats.steps
+    assert (await server.ask("/v1/completions", {"prompt": "x", "max_tokens": 1}))["choices"]
+    assert server.engine.stats.steps - steps < 20
+    await server.settled()
+    assert server.engine.stats.generation_tokens < 16384

@@ -156,8 +156,8 @@ class Shapes:
     def abort(self, message: Abort, outbox: Outbox) -> None:
         """Drop those that still wait for their grammar."""
         if self._preparing:
-            mine = {n for n, submit in self._preparing.items() if submit.client == message.client}
-            self._drop([n for n in mine if self._preparing[n].handle in message.handles], outbox)
+            handles, preparing = set(message.handles), self._preparing.items()
+            self._drop([n for n, s in preparing if s.client == message.client and s.handle in handles], outbox)
 
     def abort_all(self, outbox: Outbox) -> None:
         """Drop all that still wait for their grammar."""

@@ -96,9 +96,10 @@ class GrammarProcess:
         return Allowed(done=[], words=[], errors={want.number: lost for want in wants})
 
     def forget(self, numbers: Sequence[int]) -> None:
-        self._preparing.difference_update(numbers)
-        self._sent.difference_update(numbers)
-        self._held = deque(message for message in self._held if message.number not in numbers)
+        gone = set(numbers)
+        self._preparing -= gone
+        self._sent -= gone
+        self._held = deque(message for message in self._held if message.number not in gone)
         if self._serves:
             self._send(Close(tuple(numbers)))
         self._send_held()

@@ -128,10 +128,11 @@ class GrammarServer:
         elif isinstance(message, Open):
             self._open(message)
         elif isinstance(message, Close):
-            for number in message.numbers:
+            gone = set(message.numbers)
+            for number in gone:
                 self._answers.pop(number, None)
-                for job in self._jobs.values():
-                    job.waiting = [one for one in job.waiting if one.number != number]
+            for job in self._jobs.values():
+                job.waiting = [one for one in job.waiting if one.number not in gone]
 
     # ---- compiling ---------------------------------------------------------------------------------------------
 
