@@ -1,5 +1,6 @@
-// A pool that shares out pieces of one job. The caller works too, and takes every piece that nobody else has taken:
-// a worker that the operating system keeps from running delays nothing but the piece it holds.
+// A pool that shares out pieces of one job. Every thread, the caller among them, begins with its own part of them, the same
+// one each time, and then takes what others have left: a worker that the operating system keeps from running delays
+// nothing but the piece it holds.
 #pragma once
 #include <cstdint>
 
@@ -11,6 +12,7 @@ using Work = void (*)(const void* context, int64_t begin, int64_t end);
 // piece, or one that comes while another runs, is done by the caller alone.
 void parallel_for(int64_t total, int64_t grain, Work work, const void* context);
 
+// Not while a job runs.
 void set_threads(int num_threads);
 int num_threads();
 
