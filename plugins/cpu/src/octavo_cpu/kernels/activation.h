@@ -16,12 +16,12 @@ inline F exp(F x) {
   for (float c : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f})
     p = Simd::fma(p, r, Simd::set1(c));
   p = Simd::fma(Simd::mul(p, r), r, Simd::add(r, Simd::set1(1.0f)));
-  return Simd::mul(p, Simd::pow2(n));
+  return Simd::scaled(p, n);
 }
 
 inline F sigmoid(F x) {
   const F one = Simd::set1(1.0f);
-  return Simd::div(one, Simd::add(one, exp(Simd::sub(Simd::set1(0.0f), x))));
+  return Simd::reciprocal(Simd::add(one, exp(Simd::sub(Simd::set1(0.0f), x))));
 }
 
 // Abramowitz and Stegun 7.1.26: within 1.5e-7.

@@ -30,12 +30,14 @@ QUIET = ("-Wno-uninitialized", "-Wno-maybe-uninitialized")
 AVX2 = ("-mavx2", "-mfma", "-mf16c")
 AVX512 = (*AVX2, *(f"-mavx512{part}" for part in ("f", "bw", "dq", "vl", "vnni")))
 AVX512_BF16 = (*AVX512, "-mavx512bf16")
-OF_FILE = {
+OF_X86 = {
     "isa_avx2.cpp": AVX2,
     "isa_avx512.cpp": AVX512,
     "isa_avx512_bf16.cpp": AVX512_BF16,
     "isa_amx.cpp": (*AVX512_BF16, "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
 }
+OF_ARM = {"isa_neon.cpp": ("-march=armv8.2-a+dotprod",)}
+OF_FILE = {**OF_X86, **OF_ARM}
 """Only these files may use more than the platform's base instructions."""
 
 
@@ -55,8 +57,9 @@ def compiler() -> str:
 
 def sources() -> list[Path]:
     """The files to compile on this machine's architecture."""
-    on_x86 = platform.machine().lower() in ("x86_64", "amd64")
-    return [file for file in sorted(HERE.glob("*.cpp")) if on_x86 or file.name not in OF_FILE]
+    machine = platform.machine().lower()
+    ours = OF_X86 if machine in ("x86_64", "amd64") else OF_ARM if machine in ("aarch64", "arm64") else {}
+    return [file for file in sorted(HERE.glob("*.cpp")) if file.name in ours or file.name not in OF_FILE]
 
 
 def build(target: Path = LIBRARY, flags: tuple[str, ...] = ()) -> Path:

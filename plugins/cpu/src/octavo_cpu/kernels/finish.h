@@ -1,89 +1,76 @@
-// From sums to outputs: scales, bias, gate, and rounding to the output's numbers.
+// From sums to outputs: bias, gate, and rounding to the output's numbers.
 #pragma once
 #include "activation.h"
 #include "prepare.h"
 
 namespace {
 
-inline void store_row(int dtype, void* row, int64_t i, F x) {
-  if (dtype == AS_F32) return Simd::store(static_cast<float*>(row) + i, x);
-  uint16_t* half = static_cast<uint16_t*>(row) + i;
-  if (dtype == AS_BF16) Simd::store_bf16(half, x);
-  else Simd::store_half(half, x);
-}
-
-inline void store_some(int dtype, void* row, int64_t first, int64_t count, F x) {
-  if (count >= PANEL) return store_row(dtype, row, first, x);
-  if (count <= 0) return;
-  const int64_t size = dtype_bytes(dtype);
-  alignas(64) uint8_t all[PANEL * 4];
-  store_row(dtype, all, 0, x);
-  memcpy(static_cast<uint8_t*>(row) + first * size, all, size_t(count * size));
+template <int DTYPE>
+inline void store_row(void* row, int64_t i, F x) {
+  if constexpr (DTYPE == AS_F32) Simd::store(static_cast<float*>(row) + i, x);
+  else if constexpr (DTYPE == AS_BF16) Simd::store_bf16(static_cast<uint16_t*>(row) + i, x);
+  else Simd::store_half(static_cast<uint16_t*>(row) + i, x);
 }
 
 // x as the dtype holds it.
-inline F rounded(int dtype, F x) {
-  if (dtype == AS_F32) return x;
-  alignas(64) uint8_t bits[PANEL * 4];
-  store_row(dtype, bits, 0, x);
-  return load_row(dtype, bits, 0);
+template <int DTYPE>
+inline F rounded(F x) {
+  if constexpr (DTYPE == AS_F32) return x;
+  alignas(64) uint16_t bits[PANEL];
+  store_row<DTYPE>(bits, 0, x);
+  return load_row(DTYPE, bits, 0);
 }
 
-// The outputs of one pair of panels.
-class Finish {
- public:
-  Finish(const Product& job, int64_t pair) : job_(job), layer_(*job.layer) {
-    width_ = layer_.gate ? layer_.num_out / 2 : layer_.num_out;
-    first_[0] = layer_.gate ? pair * PANEL : pair * 2 * PANEL;
-    first_[1] = layer_.gate ? width_ + first_[0] : first_[0] + PANEL;
-    count_ = width_ - first_[0];
-    for (int side = 0; side < 2; ++side) {
-      const int64_t count = layer_.gate || side == 0 ? count_ : count_ - PANEL;
-      bias_[side] = job.bias ? load_some(layer_.dtype, job.bias, first_[side], count) : Simd::set1(0.0f);
+// Outputs first..first+count-1, at most 16.
+template <int DTYPE>
+inline void store_some(void* row, int64_t first, int64_t count, F x) {
+  if (count >= PANEL) return store_row<DTYPE>(row, first, x);
+  if (count <= 0) return;
+  const int64_t size = dtype_bytes(DTYPE);
+  alignas(64) uint8_t all[PANEL * 4];
+  store_row<DTYPE>(all, 0, x);
+  memcpy(static_cast<uint8_t*>(row) + first * size, all, size_t(count * size));
+}
+
+template <int DTYPE>
+void finish_rows(const Product& job, int64_t pair, int64_t token, int64_t rows, const float* sums) {
+  const Linear& layer = *job.layer;
+  const int64_t width = layer.gate ? layer.num_out / 2 : layer.num_out;
+  const int64_t left_at = layer.gate ? pair * PANEL : pair * 2 * PANEL, right_at = left_at + (layer.gate ? width : PANEL);
+  const int64_t count = width - left_at, right_count = layer.gate ? count : count - PANEL;
+  F bias[2] = {Simd::set1(0.0f), Simd::set1(0.0f)};
+  if (job.bias) bias[0] = load_some(DTYPE, job.bias, left_at, count), bias[1] = load_some(DTYPE, job.bias, right_at, right_count);
+  uint8_t* y = static_cast<uint8_t*>(job.y) + token * width * dtype_bytes(DTYPE);
+  for (int64_t r = 0; r < rows; ++r, sums += 2 * PANEL, y += width * dtype_bytes(DTYPE)) {
+    const F left = Simd::add(Simd::load(sums), bias[0]), right = Simd::add(Simd::load(sums + PANEL), bias[1]);
+    if (layer.gate) {  // rounded where the product and the activation alone would be
+      const F gate = rounded<DTYPE>(activate(layer.gate, rounded<DTYPE>(left)));
+      store_some<DTYPE>(y, left_at, count, Simd::mul(gate, rounded<DTYPE>(right)));
+    } else {
+      store_some<DTYPE>(y, left_at, count, left);
+      store_some<DTYPE>(y, right_at, right_count, right);
     }
   }
+}
 
-  // left, right: the sums of token t, a panel each.
-  void operator()(int64_t t, F left, F right) const {
-    const int dtype = layer_.dtype;
-    uint8_t* row = static_cast<uint8_t*>(job_.y) + t * width_ * dtype_bytes(dtype);
-    if (job_.bias) left = Simd::add(left, bias_[0]), right = Simd::add(right, bias_[1]);
-    if (layer_.gate) {  // rounded where the product and the activation alone would be
-      const F gate = rounded(dtype, activate(layer_.gate, rounded(dtype, left)));
-      return store_some(dtype, row, first_[0], count_, Simd::mul(gate, rounded(dtype, right)));
-    }
-    store_some(dtype, row, first_[0], count_, left);
-    store_some(dtype, row, first_[1], count_ - PANEL, right);
+// sums: float [rows, 32] of one pair of panels and the tokens from `token` on.
+inline void finish(const Product& job, int64_t pair, int64_t token, int64_t rows, const float* sums) {
+  switch (job.layer->dtype) {
+    case AS_BF16: return finish_rows<AS_BF16>(job, pair, token, rows, sums);
+    case AS_F16: return finish_rows<AS_F16>(job, pair, token, rows, sums);
+    default: return finish_rows<AS_F32>(job, pair, token, rows, sums);
   }
+}
 
- private:
-  const Product& job_;
-  const Linear& layer_;
-  int64_t width_, first_[2], count_;
-  F bias_[2];
-};
-
-// Sums as they are; those of 8-bit codes times the scales of their row (at the head of the pair) and token.
-template <int KIND>
-class Scaled {
- public:
-  Scaled(const Product&, const uint8_t*) {}
-  F operator()(int64_t, int, F sum) const { return sum; }
-};
-
-template <>
-class Scaled<I8> {
- public:
-  Scaled(const Product& job, const uint8_t* pair)
-      : tokens_(job.scales),
-        rows_{Simd::load(reinterpret_cast<const float*>(pair)), Simd::load(reinterpret_cast<const float*>(pair) + PANEL)} {}
-  F operator()(int64_t t, int side, Simd::I sum) const {
-    return Simd::mul(Simd::to_float(sum), Simd::mul(rows_[side], Simd::set1(tokens_[t].scale)));
+// Sums of 8-bit codes, in place, as what they stand for. head: the pair's scales of rows.
+inline void scale_sums(const Product& job, const uint8_t* head, int64_t token, int64_t rows, float* sums) {
+  const float* of_row = reinterpret_cast<const float*>(head);
+  const F left = Simd::load(of_row), right = Simd::load(of_row + PANEL);
+  for (int64_t r = 0; r < rows; ++r, sums += 2 * PANEL) {
+    const F scale = Simd::set1(job.scales[token + r].scale);
+    Simd::store(sums, Simd::mul(Simd::to_float(Simd::load_int(sums)), Simd::mul(left, scale)));
+    Simd::store(sums + PANEL, Simd::mul(Simd::to_float(Simd::load_int(sums + PANEL)), Simd::mul(right, scale)));
   }
-
- private:
-  const TokenScale* tokens_;
-  F rows_[2];
-};
+}
 
 }  // namespace

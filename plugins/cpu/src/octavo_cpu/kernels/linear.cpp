@@ -3,6 +3,10 @@
 #include <cpuid.h>
 #endif
 #if defined(__linux__)
+#if defined(__aarch64__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -45,7 +49,11 @@ bool cpu_has(const char* name) {
   if (!strcmp(name, "avx512_bf16")) return bf16;
   if (!strcmp(name, "amx")) return bf16 && has_amx();
 #elif defined(__aarch64__)
-  if (!strcmp(name, "neon")) return true;
+#if defined(__linux__)
+  if (!strcmp(name, "neon")) return getauxval(AT_HWCAP) & HWCAP_ASIMDDP;
+#else
+  if (!strcmp(name, "neon")) return true;  // every Apple processor multiplies bytes
+#endif
 #endif
   return false;
 }

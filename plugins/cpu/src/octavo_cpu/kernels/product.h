@@ -62,48 +62,57 @@ void plan(Product& job) {
   else job.form = padded == layer.num_in ? AS_THEY_ARE : COPIED, job.stride = padded * dtype_bytes(as);
 }
 
+inline void put_sum(float* to, F sum) { Simd::store(to, sum); }
+inline void put_sum(float* to, Simd::I sum) { Simd::store_int(to, sum); }
+
 template <int KIND, int T>
-inline void dense_tokens(const Product& job, const uint8_t* w, int64_t tiles, int64_t t, const Scaled<KIND>& scaled, const Finish& finish) {
+inline void dense_tokens(const Product& job, int64_t pair, const uint8_t* head, int64_t tiles, int64_t t) {
   typename Element<KIND>::Sum out[2][T];
-  dense_pair<KIND, T>(w, tiles, job.rows + t * job.stride, job.stride, out);
-  for (int i = 0; i < T; ++i) {
-    if constexpr (KIND == I8 && Simd::SIGNED_BIAS != 0)
-      for (auto& side : out) side[i] = Simd::add(side[i], Simd::set1(-Simd::SIGNED_BIAS * job.scales[t + i].sum));
-    finish(t + i, scaled(t + i, 0, out[0][i]), scaled(t + i, 1, out[1][i]));
-  }
+  dense_pair<KIND, T>(head + dense_head(KIND), tiles, job.rows + t * job.stride, job.stride, out);
+  alignas(64) float sums[T][2 * PANEL];
+  for (int i = 0; i < T; ++i)
+    for (int side = 0; side < 2; ++side) {
+      if constexpr (KIND == I8 && Simd::SIGNED_BIAS != 0)
+        out[side][i] = Simd::add(out[side][i], Simd::set1(-Simd::SIGNED_BIAS * job.scales[t + i].sum));
+      put_sum(sums[i] + side * PANEL, out[side][i]);
+    }
+  if (KIND == I8) scale_sums(job, head, t, T, sums[0]);
+  finish(job, pair, t, T, sums[0]);
 }
 
-// w: the pair's tiles, with `head` bytes before them.
+// head: the pair. next: the one that this thread takes after it, or null.
 template <int KIND>
 void dense(const Product& job, int64_t pair, const uint8_t* head, const uint8_t* next) {
-  const Finish finish(job, pair);
-  const Scaled<KIND> scaled(job, head);
-  const uint8_t* w = head + dense_head(KIND);
   const int64_t tiles = ceil_div(job.layer->num_in, tile_columns(KIND)), tokens = job.num_tokens;
 #if defined(__AMX_BF16__)
   if constexpr (KIND == BF16 || KIND == I8)
-    if (tokens >= AMX_TOKENS)
-      return amx_pair<KIND>(job, w, tiles, next, scaled, finish, static_cast<float*>(sums.of(size_t(ceil_div(tokens, 32) * 32 * 32 * 4))));
+    if (tokens >= AMX_TOKENS) {
+      auto* memory = static_cast<float*>(sums.of(size_t(ceil_div(tokens, 2 * PANEL) * 4 * TILE)));
+      return amx_pair<KIND>(job, pair, head, head + dense_head(KIND), tiles, next, memory);
+    }
 #endif
   (void)next;
   constexpr int WIDE = Simd::PAIR_TOKENS;
   int64_t t = 0;
-  for (; t + WIDE <= tokens; t += WIDE) dense_tokens<KIND, WIDE>(job, w, tiles, t, scaled, finish);
+  for (; t + WIDE <= tokens; t += WIDE) dense_tokens<KIND, WIDE>(job, pair, head, tiles, t);
   if constexpr (WIDE > 4)
-    for (; t + 4 <= tokens; t += 4) dense_tokens<KIND, 4>(job, w, tiles, t, scaled, finish);
+    for (; t + 4 <= tokens; t += 4) dense_tokens<KIND, 4>(job, pair, head, tiles, t);
   if constexpr (WIDE > 2)
-    for (; t + 2 <= tokens; t += 2) dense_tokens<KIND, 2>(job, w, tiles, t, scaled, finish);
-  for (; t < tokens; ++t) dense_tokens<KIND, 1>(job, w, tiles, t, scaled, finish);
+    for (; t + 2 <= tokens; t += 2) dense_tokens<KIND, 2>(job, pair, head, tiles, t);
+  for (; t < tokens; ++t) dense_tokens<KIND, 1>(job, pair, head, tiles, t);
 }
 
 template <int KIND, int T>
-inline void blocks_tokens(const Product& job, const uint8_t* w, int64_t t, const Finish& finish) {
+inline void blocks_tokens(const Product& job, int64_t pair, const uint8_t* w, int64_t t) {
   const int64_t num_in = job.layer->num_in, groups = num_in / GROUP;
   const auto* x = reinterpret_cast<const Activations*>(job.rows) + t * groups;
-  F out[2][T];
-  blocks_panel<KIND, T>(w, num_in, x, groups, out[0]);
-  blocks_panel<KIND, T>(w + pair_bytes(KIND, num_in) / 2, num_in, x, groups, out[1]);
-  for (int i = 0; i < T; ++i) finish(t + i, out[0][i], out[1][i]);
+  alignas(64) float sums[T][2 * PANEL];
+  for (int side = 0; side < 2; ++side) {
+    F out[T];
+    blocks_panel<KIND, T>(w + side * pair_bytes(KIND, num_in) / 2, num_in, x, groups, out);
+    for (int i = 0; i < T; ++i) Simd::store(sums[i] + side * PANEL, out[i]);
+  }
+  finish(job, pair, t, T, sums[0]);
 }
 
 template <int KIND>
@@ -122,14 +131,13 @@ void blocks(const Product& job, int64_t pair, const uint8_t* w) {
     unpack_panel<KIND, TARGET>(w + pair_bytes(KIND, num_in) / 2, num_in, tiles + TILE);
     return dense<TARGET>(job, pair, tiles, nullptr);
   }
-  const Finish finish(job, pair);
   constexpr int WIDE = Simd::TOKENS;
   int64_t t = 0;
-  for (; t + WIDE <= tokens; t += WIDE) blocks_tokens<KIND, WIDE>(job, w, t, finish);
+  for (; t + WIDE <= tokens; t += WIDE) blocks_tokens<KIND, WIDE>(job, pair, w, t);
   if constexpr (WIDE > 4)
-    for (; t + 4 <= tokens; t += 4) blocks_tokens<KIND, 4>(job, w, t, finish);
-  for (; t + 2 <= tokens; t += 2) blocks_tokens<KIND, 2>(job, w, t, finish);
-  for (; t < tokens; ++t) blocks_tokens<KIND, 1>(job, w, t, finish);
+    for (; t + 4 <= tokens; t += 4) blocks_tokens<KIND, 4>(job, pair, w, t);
+  for (; t + 2 <= tokens; t += 2) blocks_tokens<KIND, 2>(job, pair, w, t);
+  for (; t < tokens; ++t) blocks_tokens<KIND, 1>(job, pair, w, t);
 }
 
 template <int KIND>

@@ -60,13 +60,9 @@ inline void amx_block(const uint8_t* w, int64_t tiles, const uint8_t* x0, const 
   if (TWO) tile_store<2>(sums1, ROW), tile_store<3>(sums1 + PANEL, ROW);
 }
 
-inline F load_sum(const float* p, F) { return Simd::load(p); }
-inline Simd::I load_sum(const float* p, Simd::I) { return Simd::load_int(reinterpret_cast<const int32_t*>(p)); }
-
-// w: the pair's tiles. next: what will be read after them, or null. sums: float [tokens, 32].
+// w: the pair's tiles, behind `head`. next: what will be read after them, or null. sums: float [tokens, 32].
 template <int KIND>
-void amx_pair(const Product& job, const uint8_t* w, int64_t tiles, const uint8_t* next, const Scaled<KIND>& scaled, const Finish& finish,
-              float* sums) {
+void amx_pair(const Product& job, int64_t pair, const uint8_t* head, const uint8_t* w, int64_t tiles, const uint8_t* next, float* sums) {
   const int64_t tokens = job.num_tokens, stride = job.stride, blocks = ceil_div(tokens, 2 * PANEL);
   for (int64_t from = 0; from < tiles; from += PASS_TILES) {
     const int64_t count = tiles - from < PASS_TILES ? tiles - from : PASS_TILES;
@@ -77,17 +73,17 @@ void amx_pair(const Product& job, const uint8_t* w, int64_t tiles, const uint8_t
     for (int64_t b = 0; b < blocks; ++b) {
       const int64_t first = tokens > 2 * PANEL && b == blocks - 1 ? tokens - 2 * PANEL : b * 2 * PANEL, left = tokens - first;
       const int64_t second = first + (left < 2 * PANEL ? left - PANEL : PANEL);
-      float* c = sums + b * 32 * 32;
-      if (left <= PANEL) amx_block<KIND, false>(part, count, x + first * stride, nullptr, stride, from > 0, c, nullptr, ahead);
-      else amx_block<KIND, true>(part, count, x + first * stride, x + second * stride, stride, from > 0, c, c + 16 * 32, ahead);
-      ahead.next += ahead.next ? count * ahead.lines * VECTOR : 0;
+      float *c0 = sums + b * 2 * PANEL * 2 * PANEL, *c1 = c0 + PANEL * 2 * PANEL;
+      if (left <= PANEL) amx_block<KIND, false>(part, count, x + first * stride, nullptr, stride, from > 0, c0, c1, ahead);
+      else amx_block<KIND, true>(part, count, x + first * stride, x + second * stride, stride, from > 0, c0, c1, ahead);
+      if (ahead.next) ahead.next += count * ahead.lines * VECTOR;
       if (!last) continue;
-      using Sum = std::conditional_t<KIND == BF16, F, Simd::I>;
       const int64_t rows = left < PANEL ? left : PANEL;
-      for (int64_t r = 0; r < (left <= PANEL ? rows : 2 * PANEL); ++r) {
-        const int64_t t = r < PANEL ? first + r : second + r - PANEL;
-        finish(t, scaled(t, 0, load_sum(c + r * 32, Sum())), scaled(t, 1, load_sum(c + r * 32 + PANEL, Sum())));
-      }
+      if (KIND == I8) scale_sums(job, head, first, rows, c0);
+      finish(job, pair, first, rows, c0);
+      if (left <= PANEL) continue;
+      if (KIND == I8) scale_sums(job, head, second, PANEL, c1);
+      finish(job, pair, second, PANEL, c1);
     }
   }
 }

@@ -49,6 +49,7 @@ struct Simd {
   static F sub(F x, F y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
   static F mul(F x, F y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
   static F div(F x, F y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
+  static F reciprocal(F x) { return div(set1(1.0f), x); }
   static F fma(F x, F y, F z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
   static F min(F x, F y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
   static F max(F x, F y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
@@ -65,6 +66,7 @@ struct Simd {
   static __m256 pow2(__m256 x) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(x), _mm256_set1_epi32(127)), 23));
   }
+  static F scaled(F x, F exponent) { return mul(x, pow2(exponent)); }
   static F pow2(F x) { return {pow2(x.a), pow2(x.b)}; }
   static float sum(F x) {
     const __m256 s = _mm256_add_ps(x.a, x.b);
@@ -81,6 +83,10 @@ struct Simd {
 
   static I set1(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
   static I add(I x, I y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
+  static I load_int(const float* p) { return {load32(p), load32(p + 8)}; }
+  static void store_int(float* p, I x) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x.a), _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 8), x.b);
+  }
   static F to_float(I x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
   static int32_t sum(I x) {
     const __m256i s = _mm256_add_epi32(x.a, x.b);

@@ -46,6 +46,11 @@ struct Simd {
   static F sub(F x, F y) { return {_mm512_sub_ps(x.a, y.a)}; }
   static F mul(F x, F y) { return {_mm512_mul_ps(x.a, y.a)}; }
   static F div(F x, F y) { return {_mm512_div_ps(x.a, y.a)}; }
+  // 1 / x, to two units of the last place.
+  static F reciprocal(F x) {
+    const __m512 r = _mm512_rcp14_ps(x.a);
+    return {_mm512_mul_ps(r, _mm512_fnmadd_ps(x.a, r, _mm512_set1_ps(2.0f)))};
+  }
   static F fma(F x, F y, F z) { return {_mm512_fmadd_ps(x.a, y.a, z.a)}; }
   static F min(F x, F y) { return {_mm512_min_ps(x.a, y.a)}; }
   static F max(F x, F y) { return {_mm512_max_ps(x.a, y.a)}; }
@@ -55,6 +60,7 @@ struct Simd {
     return {_mm512_or_ps(_mm512_andnot_ps(s, x.a), _mm512_and_ps(s, y.a))};
   }
   static F round(F x) { return {_mm512_roundscale_ps(x.a, 8)}; }
+  static F scaled(F x, F exponent) { return {_mm512_scalef_ps(x.a, exponent.a)}; }
   static F pow2(F x) {
     const __m512i e = _mm512_add_epi32(_mm512_cvtps_epi32(x.a), _mm512_set1_epi32(127));
     return {_mm512_castsi512_ps(_mm512_slli_epi32(e, 23))};
@@ -64,7 +70,9 @@ struct Simd {
 
   static I set1(int32_t x) { return {_mm512_set1_epi32(x)}; }
   static I add(I x, I y) { return {_mm512_add_epi32(x.a, y.a)}; }
-  static I load_int(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
+  // Whole numbers in memory of floats.
+  static I load_int(const float* p) { return {_mm512_loadu_si512(p)}; }
+  static void store_int(float* p, I x) { _mm512_storeu_si512(p, x.a); }
   static F to_float(I x) { return {_mm512_cvtepi32_ps(x.a)}; }
   static int32_t sum(I x) { return _mm512_reduce_add_epi32(x.a); }
   static I to_int(F x) { return {_mm512_cvtps_epi32(x.a)}; }

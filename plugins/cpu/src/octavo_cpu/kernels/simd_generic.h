@@ -50,6 +50,7 @@ struct Simd {
   static F sub(F a, F b) { RETURN_EACH(F, a.v[i] - b.v[i]); }
   static F mul(F a, F b) { RETURN_EACH(F, a.v[i] * b.v[i]); }
   static F div(F a, F b) { RETURN_EACH(F, a.v[i] / b.v[i]); }
+  static F reciprocal(F a) { RETURN_EACH(F, 1.0f / a.v[i]); }
   static F fma(F a, F b, F c) { RETURN_EACH(F, a.v[i] * b.v[i] + c.v[i]); }
   static F min(F a, F b) { RETURN_EACH(F, a.v[i] < b.v[i] ? a.v[i] : b.v[i]); }  // b where one is NaN
   static F max(F a, F b) { RETURN_EACH(F, a.v[i] > b.v[i] ? a.v[i] : b.v[i]); }
@@ -57,11 +58,14 @@ struct Simd {
   static F copysign(F a, F b) { RETURN_EACH(F, std::copysign(a.v[i], b.v[i])); }
   static F round(F a) { RETURN_EACH(F, std::nearbyintf(a.v[i])); }
   static F pow2(F a) { RETURN_EACH(F, from_bits(uint32_t(int32_t(a.v[i]) + 127) << 23)); }  // a whole, -126..127
+  static F scaled(F a, F exponent) { return mul(a, pow2(exponent)); }  // a * 2^exponent, of a as pow2
   static float sum(F a) { float s = 0; EACH(s += a.v[i]); return s; }
   static float largest(F a) { float m = a.v[0]; EACH(m = a.v[i] > m ? a.v[i] : m); return m; }
 
   static I set1(int32_t x) { RETURN_EACH(I, x); }
   static I add(I a, I b) { RETURN_EACH(I, a.v[i] + b.v[i]); }
+  static I load_int(const float* p) { I r; memcpy(r.v, p, 64); return r; }
+  static void store_int(float* p, I a) { memcpy(p, a.v, 64); }
   static F to_float(I a) { RETURN_EACH(F, float(a.v[i])); }
   static int32_t sum(I a) { int32_t s = 0; EACH(s += a.v[i]); return s; }
   // What is no number has no code; its block's scale is NaN. (The largest magnitude may come a last place above 127.)
