@@ -3,7 +3,9 @@ ends by itself, so whatever ends an answer is the grammar."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,6 +14,18 @@ from invariants import strict
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+def children(pid: int) -> dict[int, str]:
+    """The processes that a process has started: their commands by id."""
+    pids = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return {int(each): Path(f"/proc/{each}/cmdline").read_text().replace("\0", " ") for each in pids}
+
+
+def grammar_processes(server: Any) -> list[int]:
+    engines = [each for each, command in children(server.pid).items() if "spawn_main" in command]
+    found = [child for engine in engines for child in children(engine).items()]
+    return [each for each, command in found if "octavo.structured.process" in command]
 
 
 @pytest.fixture
@@ -110,3 +124,16 @@ def test_case_C15_a_grammar_that_has_ended_goes_before_min_tokens(http):
 @pytest.mark.parametrize("schema", [{"not": {}}, {"type": "object", "properties": {"x": {"not": {}}}}])
 def test_case_C16_what_no_grammar_can_hold_to_is_named(http, schema):
     refused(http, COMPLETIONS, {"prompt": "x", "structured_outputs": {"json": schema}}, "structured_outputs")
+
+
+def test_the_first_request_with_a_grammar_finds_its_process_there(octavo_serve, tiny_model):
+    server = octavo_serve(
+        str(tiny_model), "--port", "0", "--platform", "cpu", "--num-kv-blocks", "64", "--threads", "1"
+    )
+    deadline = time.monotonic() + 60
+    while not (before := grammar_processes(server)):
+        assert time.monotonic() < deadline, "nothing has started it"
+        time.sleep(0.05)
+    body = {"prompt": "x", "structured_outputs": {"choice": ["a", "b"]}}
+    assert httpx.post(f"{server.url}/v1/completions", json=body, timeout=120).status_code == 200
+    assert grammar_processes(server) == before

@@ -104,7 +104,7 @@ class Rebuild:
 
 
 def make_grammars(config: EngineConfig, worker: Worker) -> GrammarProcess | None:
-    """What gives answers their shapes; a process that starts with the first that needs one."""
+    """What gives answers their shapes; a process that starts when it is warmed up, or with the first that needs one."""
     if config.model.skip_tokenizer_init:
         return None
     return GrammarProcess(

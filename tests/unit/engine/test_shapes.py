@@ -31,6 +31,10 @@ class Spelling:
         self.forgotten: list[int] = []
         self.broken: dict[int, str] = {}
         self.may_end: list[bool] = []
+        self.warmed = 0
+
+    def warm(self) -> None:
+        self.warmed += 1
 
     def open(self, number: int, spec: StructuredOutputs, *, ends: Sequence[int], after: Sequence[int]) -> None:
         assert spec.choice is not None
@@ -144,6 +148,13 @@ class Case:
                 for failure in deltas.failures:
                     self.failures[failure.handle] = (failure.field, failure.message)
         return self
+
+
+def test_grammars_can_be_loaded_ahead() -> None:
+    case = Case()
+    case.loop.warm()
+    assert case.grammars.warmed == 1
+    assert not case.loop.has_work
 
 
 @pytest.mark.parametrize("run_ahead", [0, 1])

@@ -232,6 +232,16 @@ def test_a_process_that_dies_fails_its_own_requests_and_is_started_again(llm: LL
     assert only(llm, shaped(choice=["a"])) == ("a", "stop")
 
 
+def test_a_process_that_ended_while_nobody_needed_it_fails_nobody(llm: LLM) -> None:
+    engine = llm._engine
+    assert engine is not None
+    engine.warm()
+    grammars: Any = engine._scheduler.shapes._grammars
+    grammars._process.kill()
+    grammars._process.wait()
+    assert only(llm, shaped(choice=["a"])) == ("a", "stop")
+
+
 @pytest.mark.slow
 def test_two_ranks_give_the_answers_of_one(llm: LLM, folder: Path) -> None:
     prompts, params = mixed()

@@ -72,6 +72,10 @@ class EngineLoop:
             grammars=grammars if isinstance(executor, MaskingExecutor) else None,
         )
 
+    def warm(self) -> None:
+        """Begin to load what only some requests need, so that the first of them need not wait for it. Never waits."""
+        self._scheduler.shapes.warm()
+
     def receive(self, message: Inbound) -> None:
         """Take in one message. A request that cannot be served becomes a Failure in the next step's deltas.
 

@@ -150,6 +150,7 @@ def engine_main(config: EngineConfig, build: Build | None, folder: Path, num_cli
         gc.collect()
         gc.freeze()
         publish_all(Ready(info=msgspec.json.encode(info)))
+        engine.warm()  # now, so that it delays no start
         pump(engine, receive=receive, publish=publish, num_clients=num_clients)
         engine.close()
     except OctavoError as error:

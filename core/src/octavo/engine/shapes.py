@@ -63,6 +63,9 @@ class Allowed:
 class Grammars(Protocol):
     """Compiles grammars and follows answers, each known by a number."""
 
+    def warm(self) -> None:
+        """Begin to load what the first answer will need; never waits."""
+
     def open(self, number: int, spec: StructuredOutputs, *, ends: Many[int], after: Many[int]) -> None:
         """Begin to prepare; never waits. `news` tells the outcome."""
 
@@ -109,6 +112,11 @@ class Shapes:
     @property
     def num_preparing(self) -> int:
         return len(self._preparing)
+
+    def warm(self) -> None:
+        """Begin to load what the first answer will need."""
+        if self._grammars is not None:
+            self._grammars.warm()
 
     def prepare(self, submit: Submit) -> None:
         """Begin with a request's grammar. Raises RequestError where there are none."""

@@ -1,4 +1,4 @@
-"""The engine's side of the grammar process: start it when first needed, ask it, notice when it is gone."""
+"""The engine's side of the grammar process: start it ahead or when first needed, ask it, notice when it is gone."""
 
 from __future__ import annotations
 
@@ -68,9 +68,14 @@ class GrammarProcess:
         self._preparing: set[int] = set()
         self._news: deque[News] = deque()
 
-    def open(self, number: int, spec: StructuredOutputs, *, ends: Sequence[int], after: Sequence[int]) -> None:
+    def warm(self) -> None:
         if self._process is None:
             self._start()
+
+    def open(self, number: int, spec: StructuredOutputs, *, ends: Sequence[int], after: Sequence[int]) -> None:
+        if not self._preparing:
+            self._receive(0.0)  # a process that nobody listened to may have ended since
+        self.warm()
         spec = self._with_defaults(spec)
         self._preparing.add(number)
         self._held.append(Open(number=number, spec=spec, ends=tuple(ends), after=tuple(after)))

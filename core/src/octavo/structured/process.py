@@ -4,7 +4,8 @@
            ── Fill ──> take tokens, make masks ──> Filled
 
 Libraries hold the interpreter's lock for up to a second when they read a vocabulary, and may crash: neither touches
-the engine here. Started by `octavo.structured.client`, by the first request that needs it; ends with the engine.
+the engine here. Started by `octavo.structured.client`: as soon as a server is ready, or by the first request that needs
+it; ends with the engine.
 """
 
 from __future__ import annotations
@@ -253,15 +254,16 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)  # the engine decides when this ends
     hello = decode_to_process(connection.recv_bytes())
     assert isinstance(hello, Hello)
-    try:
-        server = _build(hello, connection)
-    except (OctavoError, ImportError) as error:
-        connection.send_bytes(encode(Broken(f"{type(error).__name__}: {error}")))
-        return
-    try:
-        server.serve()
-    finally:
-        server.stop()
+    with contextlib.suppress(ConnectionError):  # the engine has gone while this loaded
+        try:
+            server = _build(hello, connection)
+        except (OctavoError, ImportError) as error:
+            connection.send_bytes(encode(Broken(f"{type(error).__name__}: {error}")))
+            return
+        try:
+            server.serve()
+        finally:
+            server.stop()
 
 
 def _build(hello: Hello, connection: Connection) -> GrammarServer:
