@@ -282,12 +282,44 @@ async def test_many_streams_at_once_get_only_their_own_tokens(serve, connect):
     assert answers == [[own] * 20 + [2] for own in range(40, 72)]
 
 
-async def test_with_a_certificate_only_tls_is_served(serve, tmp_path):
-    authority = trustme.CA()
+def write_certificate(authority: trustme.CA, folder: Path) -> tuple[Path, Path]:
     certificate = authority.issue_cert("127.0.0.1")
-    pem, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    pem, key = folder / "cert.pem", folder / "key.pem"
     certificate.private_key_pem.write_to_path(str(key))
     pem.write_bytes(b"".join(part.bytes() for part in certificate.cert_chain_pems))
+    return pem, key
+
+
+async def test_a_certificate_is_read_again_and_one_that_cannot_be_used_changes_nothing(serve, tmp_path):
+    old, new = trustme.CA(), trustme.CA()
+    pem, key = write_certificate(old, tmp_path)
+    server = await serve(options=options(ssl_certfile=str(pem), ssl_keyfile=str(key)))
+    listener = GrpcListener(server.service.options)
+    await listener.start(server.service)
+
+    async def is_trusted(authority: trustme.CA) -> bool:
+        trusted = grpc.ssl_channel_credentials(authority.cert_pem.bytes())
+        async with grpc.aio.secure_channel(listener.address, trusted) as channel:
+            call = OctavoStub(channel).GenerateUnary(pb.GenerateRequest(text="x"))
+            code = await call.code()
+        assert code in (Code.OK, Code.UNAVAILABLE)
+        return code is Code.OK
+
+    assert (await is_trusted(old), await is_trusted(new)) == (True, False)
+    write_certificate(new, tmp_path)
+    assert await is_trusted(old), "not before it is told to"
+    server.service.reload()
+    assert (await is_trusted(old), await is_trusted(new)) == (False, True)
+    pem.write_text("no certificate")
+    with pytest.raises(ConfigError, match="--ssl-certfile"):
+        server.service.reload()
+    assert await is_trusted(new)
+    await listener.stop(0)
+
+
+async def test_with_a_certificate_only_tls_is_served(serve, tmp_path):
+    authority = trustme.CA()
+    pem, key = write_certificate(authority, tmp_path)
     server = await serve(options=options(ssl_certfile=str(pem), ssl_keyfile=str(key)))
     listener = GrpcListener(server.service.options)
     await listener.start(server.service)

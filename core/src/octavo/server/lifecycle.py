@@ -13,7 +13,6 @@ import logging
 import os
 import signal
 import socket
-import ssl
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -31,6 +30,7 @@ from octavo.engine.process_transport import ProcessTransport
 from octavo.errors import ConfigError, OctavoError
 from octavo.server.api_processes import Helpers, Peers
 from octavo.server.app import create_app
+from octavo.server.certificates import load_certificates, ssl_context
 from octavo.server.formats import check_names
 from octavo.server.options import ServerOptions
 from octavo.server.service import Service, open_keys, open_store
@@ -300,32 +300,6 @@ def reload_template(service: Service, chat_template: str) -> None:
     """Read the template of --chat-template again. Raises ConfigError."""
     if service.client.tokenizer is not None:
         service.client.tokenizer.use_template(chat_template)
-
-
-def ssl_context(options: ServerOptions) -> ssl.SSLContext:
-    """TLS as the options say. Raises ConfigError naming the flag."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    load_certificates(context, options)
-    if options.ssl_ca_certs is not None:
-        try:
-            context.load_verify_locations(options.ssl_ca_certs)
-        except (OSError, ssl.SSLError) as error:
-            raise ConfigError(f"--ssl-ca-certs {options.ssl_ca_certs} cannot be used: {error}") from None
-    context.verify_mode = ssl.VerifyMode[f"CERT_{options.ssl_cert_reqs.upper()}"]
-    return context
-
-
-def load_certificates(context: ssl.SSLContext, options: ServerOptions) -> None:
-    """(Re)read the server's certificate; connections made from now on show it. Raises ConfigError."""
-    assert options.ssl_certfile is not None
-    password = options.ssl_keyfile_password or ""  # else OpenSSL would ask on the terminal
-    try:
-        # Tried on a context of its own first: a failed load may leave a certificate without its key.
-        for target in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), context):
-            target.load_cert_chain(options.ssl_certfile, options.ssl_keyfile, password=password)
-    except (OSError, ssl.SSLError) as error:
-        files = f"--ssl-certfile {options.ssl_certfile} with --ssl-keyfile {options.ssl_keyfile}"
-        raise ConfigError(f"{files} cannot be used: {error}") from None
 
 
 def bind(host: str, port: int) -> socket.socket:

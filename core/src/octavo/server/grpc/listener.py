@@ -11,6 +11,7 @@ from grpc_health.v1 import health_pb2_grpc
 
 from octavo.errors import ConfigError
 from octavo.server.access import KeyRing
+from octavo.server.certificates import ssl_context
 from octavo.server.errors import unauthorized
 from octavo.server.grpc.calls import as_bytes, find_key
 from octavo.server.grpc.servicer import HealthServicer, OctavoServicer
@@ -46,17 +47,33 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         return grpc.unary_unary_rpc_method_handler(refuse)
 
 
-def credentials(options: ServerOptions) -> grpc.ServerCredentials:
-    """TLS with the files that HTTPS has. Raises ConfigError for a key that only a password opens."""
-    if options.ssl_keyfile_password is not None:
-        raise ConfigError("--grpc-port takes no --ssl-keyfile-password: give it a key that is not encrypted")
-    assert options.ssl_certfile is not None
-    certificate = Path(options.ssl_certfile).read_bytes()
-    key = Path(options.ssl_keyfile or options.ssl_certfile).read_bytes()
-    authorities = Path(options.ssl_ca_certs).read_bytes() if options.ssl_ca_certs is not None else None
-    return grpc.ssl_server_credentials(
-        [(key, certificate)], authorities, require_client_auth=options.ssl_cert_reqs == "required"
-    )
+class Certificates:
+    """TLS with the files that HTTPS has. Connections made after `reload` are shown what it has read."""
+
+    def __init__(self, options: ServerOptions) -> None:
+        """Raises ConfigError for files that cannot be used, and for a key that only a password opens."""
+        if options.ssl_keyfile_password is not None:
+            raise ConfigError("--grpc-port takes no --ssl-keyfile-password: give it a key that is not encrypted")
+        self._options = options
+        self.reload()
+
+    def reload(self) -> None:
+        """Read the files again. Raises ConfigError, and then keeps what it had."""
+        options = self._options
+        assert options.ssl_certfile is not None
+        ssl_context(options)  # of which gRPC would say nothing until a handshake fails
+        certificate = Path(options.ssl_certfile).read_bytes()
+        key = Path(options.ssl_keyfile or options.ssl_certfile).read_bytes()
+        authorities = Path(options.ssl_ca_certs).read_bytes() if options.ssl_ca_certs is not None else None
+        self._configuration = grpc.ssl_server_certificate_configuration([(key, certificate)], authorities)
+
+    def credentials(self) -> grpc.ServerCredentials:
+        """For a port; asks before every handshake which certificate to show."""
+        return grpc.dynamic_ssl_server_credentials(
+            self._configuration,
+            lambda: self._configuration,
+            require_client_authentication=self._options.ssl_cert_reqs == "required",
+        )
 
 
 class GrpcListener:
@@ -65,6 +82,7 @@ class GrpcListener:
     def __init__(self, options: ServerOptions) -> None:
         """Bind. Needs a running event loop. Raises ConfigError naming the flags."""
         assert options.grpc_port is not None
+        self._certificates = Certificates(options) if options.ssl_certfile is not None else None
         self._door = KeyInterceptor()
         self._server = grpc.aio.server(
             interceptors=[self._door],
@@ -76,10 +94,10 @@ class GrpcListener:
         )
         host = f"[{options.host}]" if ":" in options.host else options.host
         try:
-            if options.ssl_certfile is None:
+            if self._certificates is None:
                 port = self._server.add_insecure_port(f"{host}:{options.grpc_port}")
             else:
-                port = self._server.add_secure_port(f"{host}:{options.grpc_port}", credentials(options))
+                port = self._server.add_secure_port(f"{host}:{options.grpc_port}", self._certificates.credentials())
         except RuntimeError as error:
             raise ConfigError(
                 f"cannot listen on {host}:{options.grpc_port} ({error}); choose another --host or --grpc-port"
@@ -89,6 +107,8 @@ class GrpcListener:
     async def start(self, service: Service) -> None:
         """Take calls."""
         self._door.keys = service.keys
+        if self._certificates is not None:
+            service.reloads.append(self._certificates.reload)
         add_octavo = octavo_pb2_grpc.add_OctavoServicer_to_server
         add_octavo(OctavoServicer(service), self._server)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(service), self._server)
