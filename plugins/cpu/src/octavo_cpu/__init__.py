@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from octavo.plugin import (
+    Communicator,
     ConfigPatch,
     Device,
     DeviceDesc,
     GraphRunner,
+    GroupSpec,
     KernelRegistry,
     OptionSpec,
     PlatformCaps,
@@ -133,6 +135,17 @@ def make_device(local_rank: int, config: EngineConfig, caps: PlatformCaps) -> De
         wide_copy=caps.extras.get("wide_copy") != "never",
         int8_activations=str(caps.extras.get("int8_activations", INT8_ACTIVATIONS.default)),
     )
+
+
+@hookimpl
+def make_communicator(group: GroupSpec, device: Device) -> Communicator | None:
+    from octavo_cpu import native
+
+    if native.why_not():
+        return None
+    from octavo_cpu.communicator import CpuCommunicator
+
+    return CpuCommunicator(group)
 
 
 @hookimpl

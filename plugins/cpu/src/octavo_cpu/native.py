@@ -26,7 +26,7 @@ from octavo_cpu.kernels.build import FAILURE, LIBRARY, NoLibraryError
 if TYPE_CHECKING:
     import torch
 
-ABI = 3
+ABI = 4
 """`OCTAVO_ABI` of `kernels/api.h`, which this file mirrors."""
 
 ISAS = ("generic", "avx2", "avx512", "avx512_bf16", "amx", "neon")
@@ -113,6 +113,12 @@ def bind(path: str) -> ctypes.CDLL:
     library.octavo_pack.restype = None
     library.octavo_large_pages.argtypes = [pointer, size]
     library.octavo_large_pages.restype = None
+    library.octavo_group_open.argtypes = [ctypes.c_char_p, ctypes.c_int, ctypes.c_int, pointer]
+    library.octavo_group_open.restype = pointer
+    library.octavo_group_unlink.argtypes = [ctypes.c_char_p]
+    library.octavo_group_unlink.restype = None
+    library.octavo_group_close.argtypes = [pointer]
+    library.octavo_group_close.restype = None
     return library
 
 

@@ -29,6 +29,7 @@ from torch.utils._pytree import tree_leaves
 from octavo.plugin import BatchKey, BatchLimits
 from octavo.plugin.contracts import Step
 from octavo_cpu import native
+from octavo_cpu.communicator import check_ranks
 
 log = logging.getLogger(__name__)
 
@@ -93,8 +94,9 @@ class Tape:
         self._replay = native.step_function("replay")
 
     def replay(self) -> None:
-        """Make all calls again."""
+        """Make all calls again. Raises ConnectionError if a rank was lost in one of them."""
         self._replay(self._replayed)
+        check_ranks()
 
 
 class Segment:

@@ -31,7 +31,7 @@ struct Linear {
 }  // namespace octavo
 
 // The version of this header; the Python side refuses a library of another one.
-constexpr int OCTAVO_ABI = 3;
+constexpr int OCTAVO_ABI = 4;
 OCTAVO_API int octavo_abi();
 
 // Takes the instruction set `name` ("generic", "avx2", "avx512", "avx512_bf16", "amx", "neon"), or the best one for "". 0 if this CPU lacks it.
@@ -49,6 +49,15 @@ OCTAVO_API void octavo_pack(int kind, int gate, int64_t num_out, int64_t num_in,
                             void* packed);
 // Asks the system for large pages: a weight is read faster with fewer of them to look up. Harmless where there are none.
 OCTAVO_API void octavo_large_pages(void* memory, int64_t num_bytes);
+
+// Joins the group of ranks that share the memory `name`, made by rank 0 before the others come. Null if that fails: error
+// is the errno. Collectives begin when all have joined (who has not yet is taken for dead); nobody needs the name then.
+namespace octavo { struct Group; }
+OCTAVO_API octavo::Group* octavo_group_open(const char* name, int rank, int size, int* error);
+OCTAVO_API void octavo_group_unlink(const char* name);
+OCTAVO_API void octavo_group_close(octavo::Group* group);
+// A rank whose process ended while this one waited for it: what collectives gave since is undefined. -1 without one.
+OCTAVO_API int octavo_lost_rank();
 
 // Functions of a step: void octavo_<name>(const octavo::<Name>Args*), so that a tape can hold the call and make it again.
 // They allocate nothing but their thread's scratch, and read what differs from step to step through pointers.
@@ -165,6 +174,56 @@ struct CommitArgs {
   int64_t num_chosen, num_stops, row_tokens, picks_stride;
 };
 
+// data [size], of AS_BF16 or AS_F32: in place, the sum of all ranks'.
+struct AllReduceArgs {
+  Group* group;
+  void* data;
+  int64_t size;
+  int32_t dtype, reserved;
+};
+
+// own [R, row_bytes] of each rank -> all [R, ranks, row_bytes]
+struct AllGatherArgs {
+  Group* group;
+  const void* own;
+  void* all;
+  int64_t num_rows, row_bytes;
+};
+
+// Attention over a paged cache: kv_cache.h says how a cache lies, attention.h how a step's work is cut.
+struct AttentionPlan;
+
+struct AttentionPlanArgs {
+  AttentionPlan* plan;
+  const int32_t* q_starts;  // [num_seqs + 1], read now
+  const int32_t* kv_lens;   // [num_seqs], read now
+  int64_t num_seqs, num_kv_heads, group, head_dim;
+  int64_t window, causal;      // 0: no window
+  const int32_t* block_table;  // read by every layer, as are slots: their memory has to stay
+  int64_t table_stride;
+  const int64_t* slots;
+};
+
+struct AttentionArgs {
+  AttentionPlan* plan;
+  const void* q;      // [T, H, D], tokens q_stride apart
+  const void* k;      // [T, Hkv, D], as v: to be written first; null where the cache holds them
+  const void* v;
+  void* k_cache;
+  void* v_cache;
+  void* out;              // [T, H, D], contiguous
+  const float* sinks;     // [H] or null
+  const float* k_scales;  // [Hkv] or null; others than 1 need a cache in float8
+  const float* v_scales;
+  int64_t q_stride, k_stride, v_stride;
+  KVStrides kv;
+  int64_t num_tokens, num_heads, num_kv_heads, head_dim;
+  int64_t window, causal;
+  int64_t dtype;  // of q, k, v and out
+  float scale;    // positive
+  float softcap;  // 0: none
+};
+
 // A recorded step: call i is functions[i](args + offsets[i]).
 struct ReplayArgs {
   void (*const* functions)(const void*);
@@ -190,4 +249,11 @@ OCTAVO_API void octavo_top(const octavo::TopArgs* args);
 OCTAVO_API void octavo_min_p(const octavo::MinPArgs* args);
 OCTAVO_API void octavo_begin(const octavo::BeginArgs* args);
 OCTAVO_API void octavo_commit(const octavo::CommitArgs* args);
+OCTAVO_API void octavo_all_reduce(const octavo::AllReduceArgs* args);
+OCTAVO_API void octavo_all_gather(const octavo::AllGatherArgs* args);
+OCTAVO_API void octavo_attention(const octavo::AttentionArgs* args);
+// Cuts a step's attention, the same for all layers. Outside the step: it reads what only the host knows.
+OCTAVO_API void octavo_attention_plan(const octavo::AttentionPlanArgs* args);
+OCTAVO_API octavo::AttentionPlan* octavo_attention_plan_new();
+OCTAVO_API void octavo_attention_plan_free(octavo::AttentionPlan* plan);
 OCTAVO_API void octavo_replay(const octavo::ReplayArgs* args);

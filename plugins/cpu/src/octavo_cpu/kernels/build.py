@@ -78,7 +78,8 @@ def build(target: Path = LIBRARY, flags: tuple[str, ...] = ()) -> Path:
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             objects = list(pool.map(compile_one, sources()))
         made = Path(folder) / target.name
-        run([*cxx, "-shared", "-pthread", *extra, *objects, "-o", str(made)])
+        libraries = ["-lrt"] if sys.platform == "linux" else []  # shm_open, before glibc 2.34
+        run([*cxx, "-shared", "-pthread", *extra, *objects, *libraries, "-o", str(made)])
         made.replace(target)
     return target
 
