@@ -1,7 +1,6 @@
-"""Builds the C++ kernels when octavo-cpu is installed or packed into a wheel with OCTAVO_CPU_NATIVE=1.
+"""Builds the C++ kernels when octavo-cpu is installed or packed into a wheel; OCTAVO_CPU_NATIVE=0 leaves them out.
 
-Not yet by default: they have not run on a CPU with AVX-512. Without a compiler everything still installs: the
-pure-torch tier runs, and `octavo explain` says why.
+Without a compiler everything still installs: the pure-torch tier runs, and `octavo explain` says why.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ class KernelsHook(BuildHookInterface):
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """version: "standard" or "editable"."""
-        if self.target_name != "wheel" or os.environ.get("OCTAVO_CPU_NATIVE") != "1":
+        if self.target_name != "wheel" or os.environ.get("OCTAVO_CPU_NATIVE") == "0":
             return
         path = Path(self.root) / KERNELS / "build.py"
         spec = importlib.util.spec_from_file_location("octavo_cpu_kernels_build", path)
@@ -29,7 +28,10 @@ class KernelsHook(BuildHookInterface):
         assert spec.loader is not None
         build = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(build)
-        if not build.build_or_say_why():
+        built = build.build_or_say_why()
+        # Ignored by git, and to be in the wheel all the same.
+        build_data["artifacts"].append(f"{KERNELS}/{(build.LIBRARY if built else build.FAILURE).name}")
+        if not built:
             self.app.display_warning(f"octavo-cpu without its compiled kernels: {build.FAILURE.read_text()}")
         elif version != "editable":
             build_data["pure_python"] = False
