@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import os
-import shutil
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
+from dataclasses import replace
 
 import gguf
 import numpy as np
@@ -19,10 +17,20 @@ import torch
 import torch.nn.functional as F
 
 from octavo.plugin import LinearSpec, QuantScheme
+from octavo.plugin.torch import dequantize_weight, quantize_rows
+from octavo.quant.online import SCHEMES
 from octavo_cpu import native
 from octavo_cpu.device import CpuDevice
-from octavo_cpu.kernels import build
-from octavo_cpu.linear_native import DTYPES, GgufLinear, Layer, PlainLinear, WeightMemory, matmul, pack
+from octavo_cpu.linear_native import (
+    DTYPES,
+    GgufLinear,
+    Int4GroupsLinear,
+    Int8Linear,
+    PlainLinear,
+    WeightMemory,
+    matmul,
+    pack,
+)
 
 BLOCKS = tuple(native.BLOCKS)
 ROUNDING = {"float32": 2e-5, "bfloat16": 8e-3, "float16": 1e-3}
@@ -295,6 +303,27 @@ def test_activations_keep_their_bits_in_float32_unless_told_otherwise() -> None:
 
 
 @needs_library
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("number", ["int8", "int4"])
+def test_plain_weight_is_quantized_while_it_is_loaded(isa: str, number: str, dtype: str) -> None:
+    spec = replace(spec_of(70, 96, dtype), scheme=SCHEMES[number])
+    kernel = Int8Linear() if number == "int8" else Int4GroupsLinear()
+    assert kernel.supports(spec, DEVICE)
+    weight = gaussian(70, 96, seed=1).to(getattr(torch, dtype))
+    packed = kernel.prepare({"weight": weight}, spec, DEVICE)
+    known = dequantize_weight({"weight": weight.float()}, SCHEMES[number], torch.float32)
+    for tokens in (1, 3):
+        x = gaussian(tokens, 96, seed=2).to(getattr(torch, dtype))
+        if number == "int8":
+            codes, scale = quantize_rows(x, "int8")
+            assert_near(kernel.apply(x, packed, None), (codes * scale) @ known.t(), dtype)
+        else:
+            seen = x.float() if dtype == "float32" else rounded_to_8_bits(x)
+            assert_near(kernel.apply(x, packed, None), seen @ known.t(), dtype)
+    assert not kernel.supports(spec_of(70, 96, dtype), DEVICE)
+
+
+@needs_library
 def test_refusals_name_what_is_not_read() -> None:
     assert "gguf:Q2_K" in GgufLinear.supports(spec_of(32, 256, "bfloat16", kind="Q2_K"), DEVICE).reason
     assert "96 in_features" in GgufLinear.supports(spec_of(32, 96, "bfloat16", kind="Q4_K"), DEVICE).reason
@@ -328,56 +357,3 @@ def test_weights_lie_apart_and_aligned_in_shared_memory() -> None:
     assert [piece.numel() for piece in pieces] == [1, 64, 1000, 40 << 20, 30 << 20, 50 << 20]
     assert all(start % 64 == 0 for start, _ in spans)
     assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
-
-
-def reason_under(**environment: str) -> str:
-    """What a fresh process says of the library."""
-    command = [sys.executable, "-c", "from octavo_cpu import native; print(native.why_not())"]
-    env = os.environ | environment
-    return subprocess.run(command, env=env, check=True, capture_output=True, text=True, timeout=60).stdout
-
-
-def test_environment_switches_the_library_off_and_rejects_unknown_instruction_sets() -> None:
-    assert "OCTAVO_CPU_NATIVE=0" in reason_under(OCTAVO_CPU_NATIVE="0")
-    if not native.why_not():
-        assert "must be one of generic" in reason_under(OCTAVO_CPU_ISA="mmx")
-        assert not reason_under(OCTAVO_CPU_ISA="generic").strip()
-
-
-def test_file_that_is_no_library_is_refused_with_the_reason(tmp_path: Path) -> None:
-    (tmp_path / "none.so").write_text("no library")
-    with pytest.raises(build.NoLibraryError, match="do not load"):
-        native.bind(str(tmp_path / "none.so"))
-
-
-def test_build_without_a_compiler_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CXX", str(tmp_path / "no-compiler"))
-    monkeypatch.setattr(build, "LIBRARY", tmp_path / "library.so")
-    monkeypatch.setattr(build, "FAILURE", tmp_path / "why.txt")
-    assert not build.build_or_say_why()
-    assert "no-compiler does not run" in (tmp_path / "why.txt").read_text()
-    assert not (tmp_path / "library.so").exists()
-
-
-def test_structure_handed_to_the_library_is_as_large_as_its_twin() -> None:
-    assert ctypes.sizeof(Layer) == 40
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_sanitizers_find_nothing(tmp_path: Path) -> None:
-    """Every kind, odd shapes and threads, under AddressSanitizer and UndefinedBehaviorSanitizer."""
-    if shutil.which("g++") is None:
-        pytest.skip("g++ is not installed")
-    program = tmp_path / "sanitized"
-    driver = Path(__file__).with_name("sanitized_products.cpp")
-    flags = ["-std=c++17", "-O0", "-g1", "-pthread", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-    objects = []
-    for file in [*build.sources(), driver]:
-        objects.append(str(tmp_path / f"{file.stem}.o"))
-        command = ["g++", *flags, *build.OF_FILE.get(file.name, ()), f"-I{build.HERE}", "-c", str(file), "-o"]
-        subprocess.run([*command, objects[-1]], check=True)
-    subprocess.run(["g++", *flags, *objects, "-o", str(program)], check=True)
-    done = subprocess.run([program], capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert "products" in done.stdout

@@ -16,17 +16,18 @@ from octavo.quant.schemes import dequantize_weight
 
 @dataclass(frozen=True, kw_only=True)
 class DenseWeight:
-    """weight [N, K] in the activation dtype, on the device. rounds: activations go through fp8, one scale a token."""
+    """weight [N, K] in the activation dtype, on the device. rounds: the 8-bit numbers that activations go through, one
+    scale a token; None leaves them."""
 
     weight: torch.Tensor
     out_dtype: torch.dtype
-    rounds: bool = False
+    rounds: str | None = None
 
 
 class ReferenceLinear:
     """y = x W^T + b in the activation dtype. Quantized weights are unpacked once, when they are loaded.
 
-    Activations that the scheme wants in fp8 are rounded to it."""
+    Activations that the scheme wants in 8 bits are rounded to them."""
 
     name: ClassVar[str] = "reference"
 
@@ -47,9 +48,9 @@ class ReferenceLinear:
         return DenseWeight(
             weight=weight.to(device.torch_device).contiguous(),
             out_dtype=getattr(torch, spec.out_dtype),
-            rounds=spec.scheme is not None and spec.scheme.act == "fp8_e4m3",
+            rounds=spec.scheme.act if spec.scheme is not None else None,
         )
 
     def apply(self, x: torch.Tensor, w: DenseWeight, bias: torch.Tensor | None) -> torch.Tensor:
         """x [T, K] -> [T, N] in the spec's out_dtype. bias [N] in the activation dtype."""
-        return F.linear(round_rows(x) if w.rounds else x, w.weight, bias).to(w.out_dtype)
+        return F.linear(round_rows(x, w.rounds) if w.rounds else x, w.weight, bias).to(w.out_dtype)

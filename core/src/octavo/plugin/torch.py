@@ -245,9 +245,9 @@ class ScaledRows(NamedTuple):
         return self.values.shape
 
 
-def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(float8_e4m3fn [R, K], scale float32 [R, 1]) of x [R, K]: what `--quantization fp8` makes of a plain weight, for
-    the kernels that take the packing "online:fp8"."""
+def quantize_rows(x: torch.Tensor, number: str = "fp8_e4m3") -> tuple[torch.Tensor, torch.Tensor]:
+    """(codes [R, K], scale float32 [R, 1]) of x [R, K]: what `--quantization fp8`, or for number "int8" `--quantization
+    int8`, makes of a plain weight, for the kernels that take the packing "online:fp8" or "online:int8"."""
     from octavo.quant.online import quantize_rows as quantize
 
-    return quantize(x)
+    return quantize(x, number)

@@ -35,7 +35,7 @@ def dequantize_weight(weights: Mapping[str, torch.Tensor], scheme: QuantScheme, 
     return DECODERS[family](weights, scheme, dtype)
 
 
-INT4_PACKINGS = tuple(f"gguf:{qtype}" for qtype in gguf_blocks.FOUR_BIT)
+INT4_PACKINGS = (*(f"gguf:{qtype}" for qtype in gguf_blocks.FOUR_BIT), online.SCHEMES["int4"].packing)
 """Packings that are 4-bit codes with a scale and an offset for every 32 columns."""
 
 
@@ -44,4 +44,6 @@ def int4_groups(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(codes uint8 [N, K] in 0..15, scale, offset float32 [N, K / 32]) of a weight in one of `INT4_PACKINGS`:
     W[n, k] = codes[n, k] * scale[n, k // 32] + offset[n, k // 32], on the device of the packed tensors."""
+    if scheme.packing == online.SCHEMES["int4"].packing:
+        return online.quantize_groups(weights["weight"])
     return gguf_blocks.four_bit(weights["weight"], scheme.packing.removeprefix("gguf:"))

@@ -15,7 +15,7 @@ from typing import ClassVar
 import torch
 
 from octavo.plugin import YES, Device, LinearSpec, Support, no
-from octavo.plugin.torch import dequantize_weight
+from octavo.plugin.torch import dequantize_weight, has_int4_groups, int4_groups, quantize_rows
 from octavo_cpu import native
 
 Tensor = torch.Tensor
@@ -150,6 +150,12 @@ def refusal(spec: LinearSpec, device: Device) -> str:
     return ""
 
 
+def is_exact(spec: LinearSpec, device: Device) -> bool:
+    """Whether activations keep their bits: the platform's option `int8_activations`."""
+    choice = getattr(device, "int8_activations", "auto")
+    return choice == "never" or (choice == "auto" and spec.act_dtype == "float32")
+
+
 class GgufLinear:
     """GGUF blocks in their own number of bits. Whether activations are rounded to 8 bits in blocks of 32 (see the
     README for what that costs in accuracy) is the platform's option `int8_activations`; if not, panels of the weight
@@ -174,13 +180,68 @@ class GgufLinear:
         """weights: "weight" uint8 [N, bytes of a row], GGUF blocks."""
         assert spec.scheme is not None
         kind = spec.scheme.packing.removeprefix("gguf:")
-        choice = getattr(device, "int8_activations", "auto")
-        exact = choice == "never" or (choice == "auto" and spec.act_dtype == "float32")
-        return matmul(spec, kind, pack(weights["weight"], kind, spec), exact=exact)
+        return matmul(spec, kind, pack(weights["weight"], kind, spec), exact=is_exact(spec, device))
 
     def apply(self, x: Tensor, w: Matmul, bias: Tensor | None) -> Tensor:
         """x [T, K] -> [T, N], or [T, N / 2] with a gate."""
         return w(x, bias)
+
+
+class Int8Linear:
+    """Bytes with one scale a row, and activations as bytes with one scale a token: sums of whole numbers."""
+
+    name: ClassVar[str] = "int8"
+    gates: ClassVar[tuple[str, ...]] = GgufLinear.gates
+
+    @classmethod
+    def supports(cls, spec: LinearSpec, device: Device) -> Support:
+        if reason := refusal(spec, device):
+            return no(reason)
+        packing = spec.scheme.packing if spec.scheme else "none"
+        return YES if packing == "online:int8" else no(f"reads online:int8, not {packing}")
+
+    def prepare(self, weights: Mapping[str, Tensor], spec: LinearSpec, device: Device) -> Matmul:
+        """weights: "weight" [N, K], plain: it is quantized here."""
+        codes, scale = quantize_rows(weights["weight"], "int8")
+        return matmul(spec, "int8", pack(codes, "int8", spec, scale.flatten()))
+
+    def apply(self, x: Tensor, w: Matmul, bias: Tensor | None) -> Tensor:
+        """x [T, K] -> [T, N], or [T, N / 2] with a gate."""
+        return w(x, bias)
+
+
+class Int4GroupsLinear:
+    """Any weight of 4-bit codes with a scale and an offset for every 32 columns, kept as GGUF's Q4_1 keeps its own:
+    codes are exact, scales and offsets float16. Activations as in `GgufLinear`."""
+
+    name: ClassVar[str] = "int4_groups"
+    gates: ClassVar[tuple[str, ...]] = GgufLinear.gates
+
+    @classmethod
+    def supports(cls, spec: LinearSpec, device: Device) -> Support:
+        if reason := refusal(spec, device):
+            return no(reason)
+        if not has_int4_groups(spec.scheme):
+            return no(f"reads 4-bit codes, not {spec.scheme.packing if spec.scheme else 'plain weights'}")
+        return YES
+
+    def prepare(self, weights: Mapping[str, Tensor], spec: LinearSpec, device: Device) -> Matmul:
+        """weights: canonical tensors of `spec.scheme`."""
+        assert spec.scheme is not None
+        rows = q4_1_rows(*int4_groups(weights, spec.scheme))
+        return matmul(spec, "Q4_1", pack(rows, "Q4_1", spec), exact=is_exact(spec, device))
+
+    def apply(self, x: Tensor, w: Matmul, bias: Tensor | None) -> Tensor:
+        """x [T, K] -> [T, N], or [T, N / 2] with a gate."""
+        return w(x, bias)
+
+
+def q4_1_rows(codes: Tensor, scale: Tensor, offset: Tensor) -> Tensor:
+    """Blocks uint8 [N, K / 32 * 20] of codes uint8 [N, K], scale and offset [N, K / 32]: both as float16, then 16 bytes
+    whose low nibbles are columns 0..15 and whose high ones are columns 16..31."""
+    numbers = torch.stack([scale, offset], dim=-1).half().view(torch.uint8)
+    halves = codes.view(*scale.shape, 2, 16)
+    return torch.cat([numbers, halves[:, :, 0] | halves[:, :, 1] << 4], dim=-1).flatten(1)
 
 
 class PlainLinear:

@@ -10,7 +10,7 @@ from octavo_cpu import ops_native, sampling_native
 from octavo_cpu.activation import act_and_mul
 from octavo_cpu.attention import PagedAttention
 from octavo_cpu.linear import Int4Linear, OneDnnLinear
-from octavo_cpu.linear_native import GgufLinear, PlainLinear
+from octavo_cpu.linear_native import GgufLinear, Int4GroupsLinear, Int8Linear, PlainLinear
 from octavo_cpu.norm import add_rms_norm, rms_norm
 from octavo_cpu.rope import qkv_norm_rope, rope, supports_qkv
 
@@ -40,6 +40,8 @@ def register(registry: KernelRegistry) -> None:
     """Register every kernel: those of the compiled library first, which refuse where there is none."""
     registry.attention(PagedAttention, priority=10)
     registry.linear(GgufLinear, priority=40)
+    registry.linear(Int8Linear, priority=40)
+    registry.linear(Int4GroupsLinear, priority=35)
     registry.linear(PlainLinear, priority=30)
     registry.linear(Int4Linear, priority=20)
     registry.linear(OneDnnLinear, priority=10)

@@ -53,12 +53,21 @@ inline void add_group(const uint8_t* group, F scale, const Activations* x, int64
     acc[t] = Simd::fma(Simd::to_float(sum[t]), Simd::mul(scale, Simd::set1(x[t * stride].scale)), acc[t]);
 }
 
+// The bytes of one block, asked for well before they are used.
+template <int64_t BYTES>
+inline void ask_ahead(const uint8_t* w) {
+  constexpr int64_t AHEAD = 4096;
+#pragma GCC unroll 48
+  for (int64_t i = 0; i < BYTES; i += VECTOR) __builtin_prefetch(w + AHEAD + i);
+}
+
 // acc[t] = the panel times x, token t's Activations at x + t * stride.
 template <int KIND, int T>
 void blocks_panel(const uint8_t* w, int64_t num_in, const Activations* x, int64_t stride, F (&acc)[T]) {
   constexpr Format f = FORMATS[KIND];
   for (int t = 0; t < T; ++t) acc[t] = Simd::set1(0.0f);
   for (int64_t column = 0; column < num_in; column += f.columns()) {
+    ask_ahead<f.block_bytes()>(w);
     const F scale = Simd::load_half(w);
     F offset = Simd::set1(0.0f);
     if constexpr (f.offset) offset = Simd::load_half(w + 2 * PANEL);

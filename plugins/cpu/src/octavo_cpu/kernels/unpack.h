@@ -4,27 +4,40 @@
 
 namespace {
 
-// (Only lanes that multiply bfloat16 have `store_pairs`: the name is looked up where it is asked for.)
+// Columns go to float32 by way of whole numbers, and to bfloat16 by a shorter one that only lanes have that multiply it:
+// names of `Lanes` are looked up where they are used.
+template <int TARGET, int BITS, class Lanes = Simd>
+inline F code_column(Simd::B codes, int c) {
+  if constexpr (TARGET == F32) return BITS == 8 ? Lanes::signed_column(codes, c) : Lanes::column(codes, c);
+  else return BITS == 8 ? Lanes::signed_column_above_base(codes, c) : Lanes::column_above_base(codes, c);
+}
+
+template <int TARGET, int BITS, class Lanes = Simd>
+inline F above_base(F scale, F offset) {
+  if constexpr (TARGET == F32) return offset;
+  else return Lanes::fma(scale, Lanes::set1(BITS == 8 ? -Lanes::SIGNED_BASE : -Lanes::BASE), offset);
+}
+
 template <int TARGET, class Lanes = Simd>
 inline void put_columns(uint8_t* vectors, int column, F first, F second) {
   if constexpr (TARGET == BF16) {
     Lanes::store_pairs(vectors + column / 2 * VECTOR, first, second);
   } else {
-    Simd::store(reinterpret_cast<float*>(vectors + column * VECTOR), first);
-    Simd::store(reinterpret_cast<float*>(vectors + (column + 1) * VECTOR), second);
+    Lanes::store(reinterpret_cast<float*>(vectors + column * VECTOR), first);
+    Lanes::store(reinterpret_cast<float*>(vectors + (column + 1) * VECTOR), second);
   }
 }
 
 // Quads FROM..TO-1 of a group: value = code * scale + offset. out: where column 0 of the group goes.
 template <int TARGET, int BITS, int FROM, int TO>
 inline void unpack_quads(const uint8_t* group, F scale, F offset, uint8_t* out) {
+  offset = above_base<TARGET, BITS>(scale, offset);
 #pragma GCC unroll 8
   for (int q = FROM; q < TO; ++q) {
     const Simd::B codes = quad_codes<BITS>(group, q);
     F value[4];
 #pragma GCC unroll 4
-    for (int c = 0; c < 4; ++c)
-      value[c] = Simd::fma(BITS == 8 ? Simd::signed_column(codes, c) : Simd::column(codes, c), scale, offset);
+    for (int c = 0; c < 4; ++c) value[c] = Simd::fma(code_column<TARGET, BITS>(codes, c), scale, offset);
     // A tile of float32 has 16 columns; the next one of this panel lies behind one of the other.
     uint8_t* tile = TARGET == F32 && q >= 4 ? out + TILE : out;
     put_columns<TARGET>(tile, 4 * q, value[0], value[1]);
@@ -38,6 +51,7 @@ void unpack_panel(const uint8_t* w, int64_t num_in, uint8_t* out) {
   constexpr Format f = FORMATS[KIND];
   constexpr int64_t STEP = GROUP / tile_columns(TARGET) * 2 * TILE;
   for (int64_t column = 0; column < num_in; column += f.columns()) {
+    ask_ahead<f.block_bytes()>(w);
     const F scale = Simd::load_half(w);
     F offset = Simd::set1(0.0f);
     if constexpr (f.offset) offset = Simd::load_half(w + 2 * PANEL);
