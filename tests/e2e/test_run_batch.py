@@ -104,7 +104,8 @@ def test_a_real_model_answers_texts_and_conversations(tiny_model, tmp_path):
     chat = {"messages": [{"role": "user", "content": "How many pages?"}], "max_tokens": 5}
     schema = {"type": "object", "properties": {"n": {"enum": [8]}}, "required": ["n"], "additionalProperties": False}
     tool = {"type": "function", "function": {"name": "fold", "parameters": schema}}
-    call = chat | {"tools": [tool], "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 60}
+    call = chat | {"tools": [tool], "tool_choice": "required", "parallel_tool_calls": False}
+    call |= {"max_tokens": 100, "temperature": 0}
     asked = [
         {"custom_id": "text", "method": "POST", "url": "/v1/completions", "body": {"prompt": "Once", "max_tokens": 5}},
         {"custom_id": "chat", "method": "POST", "url": "/v1/chat/completions", "body": chat},
