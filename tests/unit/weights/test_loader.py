@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 from octavo.errors import CheckpointError
 from octavo.testing.tiny import make_model
+from octavo.weights import loader
 from octavo.weights.loader import load
 from octavo.weights.slots import CheckpointTensor, Slot, WeightTable
 from octavo.weights.source import ModelSource, open_model
@@ -136,6 +137,40 @@ def dummy(tmp_path: Path, model: Model) -> dict[str, torch.Tensor]:
     (tmp_path / "model.safetensors").unlink()
     load(model.table, open_model(tmp_path, load_format="dummy"))
     return model.loaded
+
+
+def mapped_kib(name: str) -> int:
+    """How much of the files of that name is in this process's memory."""
+    sizes, ours = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split(" ")[0]:
+            ours = line.endswith(name)
+        elif ours and line.startswith("Rss:"):
+            sizes += int(line.split()[1])
+    return sizes
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs Linux")
+def test_what_was_read_of_the_file_does_not_stay_in_memory(
+    checkpoint: Checkpoint, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loader, "HELD_BYTES", 1 << 20)
+    weights = {f"w{i:02}": torch.full((256, 256), float(i)) for i in range(64)}  # 16 MiB
+    source = checkpoint(**weights)
+    for name in weights:
+        model.want(name, 256, 256)
+    views = {}
+    model.table.slots["w00"] = Slot(shape=(256, 256), load=lambda tensor: views.update(w00=tensor.read()))
+    most = 0
+
+    def watch(done: int, of: int) -> None:
+        nonlocal most
+        most = max(most, mapped_kib("model.safetensors"))
+
+    loader.load(model.table, source, progress=watch)
+    assert 256 <= most <= 4096
+    assert all(torch.equal(model.loaded[name], weights[name]) for name in list(weights)[1:])
+    assert torch.equal(views["w00"], weights["w00"])
 
 
 def test_dummy_weights_fill_every_slot_alike_in_every_run(tmp_path: Path) -> None:

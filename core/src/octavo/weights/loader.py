@@ -12,6 +12,7 @@ import torch
 
 from octavo.errors import CheckpointError
 from octavo.plugin.specs import QuantScheme
+from octavo.weights.mapped import MappedTensor, forget
 from octavo.weights.slots import CheckpointTensor, Slot, WeightTable
 from octavo.weights.source import ModelSource
 
@@ -24,6 +25,9 @@ HARMLESS = re.compile(
 
 MAX_LISTED = 10
 
+HELD_BYTES = 32 << 20
+"""As much of the file is in this process's memory beside what the layers made of it: else the whole file would be."""
+
 
 def load(table: WeightTable, source: ModelSource, *, progress: Callable[[int, int], None] | None = None) -> None:
     """Fill every slot of `table` from `source`, then run the table's finishers.
@@ -34,8 +38,12 @@ def load(table: WeightTable, source: ModelSource, *, progress: Callable[[int, in
     tensors: Sequence[CheckpointTensor]
     tensors = dummy_tensors(table, source.dtype) if source.kind == "dummy" else source.tensors()
     plan = match(table, tensors, path=str(source.path))
+    held = 0
     for done, (tensor, slot) in enumerate(plan, start=1):
         slot.load(tensor)
+        if isinstance(tensor, MappedTensor) and (held := held + tensor.data.nbytes) >= HELD_BYTES:
+            forget(tensor.data)
+            held = 0
         if progress is not None:
             progress(done, len(plan))
     for finish in table.finishers:

@@ -40,6 +40,16 @@ def map_file(path: Path) -> np.ndarray:
         raise CheckpointError(f"cannot be read: {error.strerror or error}", path=str(path)) from error
 
 
+def forget(data: np.ndarray) -> None:
+    """Let go of the pages that were read of the whole file that `data` is part of. They stay in the system's page
+    cache; a view that is still in use reads them from there again, and loses what was written into it."""
+    while isinstance(data.base, np.ndarray):
+        data = data.base
+    pages = data.base.obj if isinstance(data.base, memoryview) else data.base
+    if isinstance(pages, mmap.mmap) and sys.platform == "linux":
+        pages.madvise(mmap.MADV_DONTNEED)
+
+
 @dataclass(kw_only=True, eq=False)
 class MappedTensor:
     """A `CheckpointTensor` over the bytes of a mapped file.
