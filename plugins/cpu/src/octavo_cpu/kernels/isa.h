@@ -41,6 +41,7 @@ struct Isa {
   Work prepare;   // over tokens
   Work multiply;  // over pairs of panels
   SmallOps small;
+  Work attend;  // over jobs of an attention plan
 };
 
 // The one that runs.
