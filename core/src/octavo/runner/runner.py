@@ -104,6 +104,8 @@ class ModelRunner:
         self.scorer = PromptScorer(self.model, ops["topk_logprobs"], self.table.tokens)
         self.begin_step = self.ctx.op("begin_step")
         self.commit_tokens = self.ctx.op("commit_tokens")
+        # Rows of a table by their numbers: what an embedding does, and what every platform can record.
+        self.take_rows = self.ctx.op("embedding", size=self.model.hidden_size)
         self.unmasked: Computed | None = None
         self.captured: dict[BatchKey, Captured] = {}
         self.idle: list[Staging] = []
@@ -214,7 +216,7 @@ class ModelRunner:
         state = StepState(positions=step.positions, slots=step.slots.unbind(), plans=plans, kv=self.kv)
         hidden = self.model.forward(step.ids, state)
         # In a decode step token i is the last one of sequence i already.
-        last = hidden if key.max_q_len == 1 else hidden[step.picks[0]]
+        last = hidden if key.max_q_len == 1 else self.take_rows(step.picks[0], hidden)
         return Outputs(hidden=hidden, logits=self.model.logits(last))
 
     def _sample(
