@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -248,3 +249,14 @@ def test_memory_adds_up() -> None:
     assert 0 < info.free <= info.total
     assert info.non_torch <= info.total
     assert os.name == "nt" or info.peak_torch > 0
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
+def test_memory_that_was_freed_goes_back_to_the_system() -> None:
+    pieces = [bytearray(50_000) for _ in range(2000)]  # each smaller than what malloc maps on its own
+    kept = pieces[::20]  # so that the heap does not shrink by itself
+    del pieces
+    before = host.key_values(host.read(Path("/proc/self/status")))["RssAnon"]
+    CpuDevice(num_threads=1).empty_cache()
+    after = host.key_values(host.read(Path("/proc/self/status")))["RssAnon"]
+    assert before - after > 50 << 20, len(kept)

@@ -42,6 +42,9 @@ class CpuDevice(TorchDevice):
     def reset_peak(self) -> None:
         host.reset_peak()
 
+    def empty_cache(self) -> None:
+        host.give_back_freed_memory()
+
     def describe(self) -> DeviceDesc:
         info: MemInfo = self.memory()
         return DeviceDesc(name=host.cpu_name(), index=self.index, memory=info.total, compute_units=self.num_threads)

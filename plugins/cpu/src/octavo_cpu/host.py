@@ -5,6 +5,7 @@ Linux is read from /proc, /sys and its cgroup; elsewhere the standard library an
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 from functools import cache
@@ -160,10 +161,16 @@ def reset_peak() -> None:
         return
 
 
+def give_back_freed_memory() -> None:
+    """Return to the system what the C library keeps of freed memory, where it can: loading frees a good part of the
+    weights' size in pieces, of which glibc returns few by itself."""
+    if os.name == "posix" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
+        trim(0)
+
+
 def memory_elsewhere() -> tuple[int, int]:
     """(total, free) in bytes on macOS and Windows."""
     if os.name == "nt":
-        import ctypes
 
         class Status(ctypes.Structure):
             _fields_ = (
