@@ -12,9 +12,11 @@ namespace {
 //     tiles 0..3: sums    4, 5: left sides [rows, 64 bytes]    6, 7: right sides [16, 64 bytes]
 //
 // A configuration belongs to a thread and must be given back: a thread that holds one pays for it when it is switched.
+// rows: 0 for no tiles.
 class AmxTiles {
  public:
-  explicit AmxTiles(int rows) {
+  explicit AmxTiles(int rows) : held_(rows > 0) {
+    if (!held_) return;
     struct {
       uint8_t palette = 1, start_row = 0, reserved[14] = {};
       uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
@@ -23,8 +25,13 @@ class AmxTiles {
     for (int i = 0; i < 8; ++i) config.rows[i] = uint8_t(i < 6 ? rows : 16);
     asm volatile("ldtilecfg %0" ::"m"(config));
   }
-  ~AmxTiles() { asm volatile("tilerelease"); }
+  ~AmxTiles() {
+    if (held_) asm volatile("tilerelease");
+  }
   AmxTiles(const AmxTiles&) = delete;
+
+ private:
+  const bool held_;
 };
 
 template <int TILE>

@@ -80,16 +80,18 @@ inline void dense_tokens(const Product& job, int64_t pair, const uint8_t* head, 
   finish(job, pair, t, T, sums[0]);
 }
 
+#if defined(__AMX_BF16__)
+inline float* amx_sums(int64_t tokens) { return static_cast<float*>(sums.of(size_t(ceil_div(tokens, 2 * PANEL) * 4 * TILE))); }
+#endif
+
 // head: the pair. next: the one that this thread takes after it, or null.
 template <int KIND>
 void dense(const Product& job, int64_t pair, const uint8_t* head, const uint8_t* next) {
   const int64_t tiles = ceil_div(job.layer->num_in, tile_columns(KIND)), tokens = job.num_tokens;
 #if defined(__AMX_BF16__)
   if constexpr (KIND == BF16 || KIND == I8)
-    if (tokens >= AMX_TOKENS) {
-      auto* memory = static_cast<float*>(sums.of(size_t(ceil_div(tokens, 2 * PANEL) * 4 * TILE)));
-      return amx_pair<KIND>(job, pair, head, head + dense_head(KIND), tiles, next, memory);
-    }
+    if (tokens >= AMX_TOKENS)
+      return amx_pair<KIND>(job, pair, head, DenseTiles{head + dense_head(KIND), next}, tiles, amx_sums(tokens));
 #endif
   (void)next;
   constexpr int WIDE = Simd::PAIR_TOKENS;
@@ -119,16 +121,24 @@ template <int KIND>
 void blocks(const Product& job, int64_t pair, const uint8_t* w) {
   const int64_t num_in = job.layer->num_in, tokens = job.num_tokens;
   if (job.form != GROUPS) {
-    constexpr int TARGET = Simd::DOTS_BF16 ? BF16 : F32;
     const int kind = unpacked_kind(*job.layer);
-    uint8_t* tiles = static_cast<uint8_t*>(unpacked.of(size_t(pair_bytes(kind, num_in) + AHEAD)));
+    const int64_t panel_bytes = pair_bytes(KIND, num_in) / 2;
+#if defined(__AMX_BF16__)
+    if (kind == BF16 && tokens >= AMX_TOKENS) {
+      using Tiles = BlockTiles<KIND>;
+      const Tiles source{w, panel_bytes, static_cast<uint8_t*>(unpacked.of(2 * Tiles::PART * TILE))};
+      return amx_pair<BF16>(job, pair, nullptr, source, num_in / tile_columns(BF16), amx_sums(tokens));
+    }
+#endif
+    uint8_t* tiles = static_cast<uint8_t*>(unpacked.of(size_t(pair_bytes(kind, num_in))));
     if (kind == F32) {
       unpack_panel<KIND, F32>(w, num_in, tiles);
-      unpack_panel<KIND, F32>(w + pair_bytes(KIND, num_in) / 2, num_in, tiles + TILE);
+      unpack_panel<KIND, F32>(w + panel_bytes, num_in, tiles + TILE);
       return dense<F32>(job, pair, tiles, nullptr);
     }
+    constexpr int TARGET = Simd::DOTS_BF16 ? BF16 : F32;
     unpack_panel<KIND, TARGET>(w, num_in, tiles);
-    unpack_panel<KIND, TARGET>(w + pair_bytes(KIND, num_in) / 2, num_in, tiles + TILE);
+    unpack_panel<KIND, TARGET>(w + panel_bytes, num_in, tiles + TILE);
     return dense<TARGET>(job, pair, tiles, nullptr);
   }
   constexpr int WIDE = Simd::TOKENS;
@@ -144,7 +154,8 @@ template <int KIND>
 void multiply_kind(const Product& job, int64_t begin, int64_t end) {
   const int64_t bytes = pair_bytes(KIND, job.layer->num_in);
 #if defined(__AMX_BF16__)
-  const AmxTiles tiles(int(job.num_tokens < PANEL ? job.num_tokens : PANEL));
+  const bool in_tiles = job.num_tokens >= AMX_TOKENS && (KIND == BF16 || KIND == I8 || (is_blocks(KIND) && job.form != GROUPS));
+  const AmxTiles tiles(!in_tiles ? 0 : int(job.num_tokens < PANEL ? job.num_tokens : PANEL));
 #endif
   const uint8_t* w = static_cast<const uint8_t*>(job.layer->weight) + begin * bytes;
   for (int64_t pair = begin; pair < end; ++pair, w += bytes) {

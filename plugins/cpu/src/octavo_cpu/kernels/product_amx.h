@@ -13,9 +13,6 @@
 
 namespace {
 
-// Tiles of columns of one pass: with its weight and 256 tokens it stays in the second-level cache.
-constexpr int64_t PASS_TILES = 64;
-
 template <int KIND, int SUMS, int LEFT, int RIGHT>
 inline void tile_dot() {
   if constexpr (KIND == BF16) tile_dot_bf16<SUMS, LEFT, RIGHT>();
@@ -60,15 +57,41 @@ inline void amx_block(const uint8_t* w, int64_t tiles, const uint8_t* x0, const 
   if (TWO) tile_store<2>(sums1, ROW), tile_store<3>(sums1 + PANEL, ROW);
 }
 
-// w: the pair's tiles, behind `head`. next: what will be read after them, or null. sums: float [tokens, 32].
+// A dense weight, a part of its tiles at a time: each with 256 tokens stays in the second-level cache.
+struct DenseTiles {
+  static constexpr int64_t PART = 64;
+  const uint8_t *w, *next;  // next: what this thread reads after it, or null
+  const uint8_t* part(int64_t from, int64_t) const { return w + from * 2 * TILE; }
+  const uint8_t* after(int64_t from, int64_t count, bool last) const { return last ? next : w + (from + count) * 2 * TILE; }
+};
+
+// Blocks, a part unpacked at a time: it stays in the first-level cache.
 template <int KIND>
-void amx_pair(const Product& job, int64_t pair, const uint8_t* head, const uint8_t* w, int64_t tiles, const uint8_t* next, float* sums) {
+struct BlockTiles {
+  static constexpr int64_t PART = 8;
+  const uint8_t* w;
+  int64_t panel_bytes;
+  uint8_t* unpacked;  // 2 * PART tiles
+  const uint8_t* part(int64_t from, int64_t count) const {
+    constexpr Format f = FORMATS[KIND];
+    static_assert(PART * tile_columns(BF16) % f.columns() == 0, "a part is whole blocks");
+    const uint8_t* blocks = w + from * tile_columns(BF16) / f.columns() * f.block_bytes();
+    unpack_panel<KIND, BF16>(blocks, count * tile_columns(BF16), unpacked);
+    unpack_panel<KIND, BF16>(blocks + panel_bytes, count * tile_columns(BF16), unpacked + TILE);
+    return unpacked;
+  }
+  const uint8_t* after(int64_t, int64_t, bool) const { return nullptr; }
+};
+
+// head: the scales of an I8 pair. sums: float [tokens, 32].
+template <int KIND, class Tiles>
+void amx_pair(const Product& job, int64_t pair, const uint8_t* head, const Tiles& source, int64_t tiles, float* sums) {
   const int64_t tokens = job.num_tokens, stride = job.stride, blocks = ceil_div(tokens, 2 * PANEL);
-  for (int64_t from = 0; from < tiles; from += PASS_TILES) {
-    const int64_t count = tiles - from < PASS_TILES ? tiles - from : PASS_TILES;
+  for (int64_t from = 0; from < tiles; from += Tiles::PART) {
+    const int64_t count = tiles - from < Tiles::PART ? tiles - from : Tiles::PART;
     const bool last = from + count == tiles;
-    const uint8_t *part = w + from * 2 * TILE, *x = job.rows + from * VECTOR;
-    Ahead ahead{last ? next : part + count * 2 * TILE, 0};
+    const uint8_t *part = source.part(from, count), *x = job.rows + from * VECTOR;
+    Ahead ahead{source.after(from, count, last), 0};
     if (ahead.next) ahead.lines = ceil_div(2 * TILE / VECTOR, blocks);
     for (int64_t b = 0; b < blocks; ++b) {
       const int64_t first = tokens > 2 * PANEL && b == blocks - 1 ? tokens - 2 * PANEL : b * 2 * PANEL, left = tokens - first;

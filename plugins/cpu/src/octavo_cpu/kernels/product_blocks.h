@@ -25,6 +25,7 @@ inline void dot_quads(const uint8_t* group, const Activations* x, int64_t stride
 #pragma GCC unroll 8
   for (int start = FROM; start < TO; start += STEP) {
     Simd::Dot dot[T];
+#pragma GCC unroll 8
     for (int t = 0; t < T; ++t) dot[t] = Simd::no_dot();
 #pragma GCC unroll 8
     for (int q = start; q < start + STEP; ++q) {
@@ -36,6 +37,7 @@ inline void dot_quads(const uint8_t* group, const Activations* x, int64_t stride
       }
     }
     if constexpr (BITS != 8)
+#pragma GCC unroll 8
       for (int t = 0; t < T; ++t) Simd::flush(sum[t], dot[t]);
   }
 }
@@ -45,6 +47,7 @@ template <int BITS, int BIAS, int T>
 inline void add_group(const uint8_t* group, F scale, const Activations* x, int64_t stride, F (&acc)[T]) {
   constexpr int TAKEN_OFF = BIAS + (BITS == 8 ? Simd::SIGNED_BIAS : 0);
   Simd::I sum[T];
+#pragma GCC unroll 8
   for (int t = 0; t < T; ++t)
     sum[t] = Simd::set1(TAKEN_OFF ? -TAKEN_OFF * (x[t * stride].sums[0] + x[t * stride].sums[1]) : 0);
   dot_quads<BITS, T, 0, QUADS>(group, x, stride, sum);
@@ -61,10 +64,13 @@ inline void ask_ahead(const uint8_t* w) {
   for (int64_t i = 0; i < BYTES; i += VECTOR) __builtin_prefetch(w + AHEAD + i);
 }
 
-// acc[t] = the panel times x, token t's Activations at x + t * stride.
+// out[t] = the panel times x, token t's Activations at x + t * stride. (Loops over tokens are unrolled, and sums are
+// local: else they would be kept in memory.)
 template <int KIND, int T>
-void blocks_panel(const uint8_t* w, int64_t num_in, const Activations* x, int64_t stride, F (&acc)[T]) {
+inline void blocks_panel(const uint8_t* w, int64_t num_in, const Activations* x, int64_t stride, F (&out)[T]) {
   constexpr Format f = FORMATS[KIND];
+  F acc[T];
+#pragma GCC unroll 8
   for (int t = 0; t < T; ++t) acc[t] = Simd::set1(0.0f);
   for (int64_t column = 0; column < num_in; column += f.columns()) {
     ask_ahead<f.block_bytes()>(w);
@@ -75,6 +81,7 @@ void blocks_panel(const uint8_t* w, int64_t num_in, const Activations* x, int64_
     if constexpr (!f.super) {
       add_group<f.bits, f.bias>(w, scale, x, stride, acc);
       if constexpr (f.offset)
+#pragma GCC unroll 8
         for (int t = 0; t < T; ++t) acc[t] = Simd::fma(offset, Simd::set1(x[t * stride].scaled_sum), acc[t]);
       w += f.group_bytes();
       ++x;
@@ -85,15 +92,19 @@ void blocks_panel(const uint8_t* w, int64_t num_in, const Activations* x, int64_
       if constexpr (f.offset) {
         add_group<f.bits, f.bias>(group, Simd::mul(scale, Simd::load_u8(w)), x, stride, acc);
         const F below = Simd::mul(offset, Simd::load_u8(w + PANEL));
+#pragma GCC unroll 8
         for (int t = 0; t < T; ++t)
           acc[t] = Simd::fma(below, Simd::set1(-x[t * stride].scaled_sum), acc[t]);
       } else if constexpr (f.super) {
         const F scales[2] = {Simd::mul(scale, Simd::load_s8(w)), Simd::mul(scale, Simd::load_s8(w + PANEL))};
         Simd::I sum[2][T];
+#pragma GCC unroll 8
         for (int part = 0; part < 2; ++part)
+#pragma GCC unroll 8
           for (int t = 0; t < T; ++t) sum[part][t] = Simd::set1(-f.bias * x[t * stride].sums[part]);
         dot_quads<f.bits, T, 0, 4>(group, x, stride, sum[0]);
         dot_quads<f.bits, T, 4, 8>(group, x, stride, sum[1]);
+#pragma GCC unroll 8
         for (int t = 0; t < T; ++t) {
           F both = Simd::mul(Simd::to_float(sum[0][t]), scales[0]);
           both = Simd::fma(Simd::to_float(sum[1][t]), scales[1], both);
@@ -102,6 +113,8 @@ void blocks_panel(const uint8_t* w, int64_t num_in, const Activations* x, int64_
       }
     }
   }
+#pragma GCC unroll 8
+  for (int t = 0; t < T; ++t) out[t] = acc[t];
 }
 
 }  // namespace

@@ -69,9 +69,10 @@ inline void dense_pair(const uint8_t* w, int64_t tiles, const uint8_t* x, int64_
   using X = typename E::X;
   constexpr int CHAINS = T == 1 ? 4 : T == 2 ? 2 : 1;
   typename E::Sum sum[CHAINS][2][T];
-  for (auto& chain : sum)
-    for (auto& side : chain)
-      for (auto& one : side) one = none(one);
+#pragma GCC unroll 4
+  for (int c = 0; c < CHAINS; ++c)
+#pragma GCC unroll 16
+    for (int t = 0; t < T; ++t) sum[c][0][t] = sum[c][1][t] = none(sum[c][0][t]);
   for (int64_t i = 0; i < tiles; ++i, w += 2 * TILE, x += 16 * E::COLUMNS * sizeof(X)) {
 #pragma GCC unroll 4
     for (int v = 0; v < 16; ++v) {
@@ -87,8 +88,11 @@ inline void dense_pair(const uint8_t* w, int64_t tiles, const uint8_t* x, int64_
       }
     }
   }
+#pragma GCC unroll 2
   for (int side = 0; side < 2; ++side)
+#pragma GCC unroll 16
     for (int t = 0; t < T; ++t) {
+#pragma GCC unroll 4
       for (int c = 1; c < CHAINS; ++c) sum[0][side][t] = Simd::add(sum[0][side][t], sum[c][side][t]);
       sums[side][t] = sum[0][side][t];
     }
