@@ -9,6 +9,7 @@ from octavo.plugin import KernelRegistry
 from octavo_cpu import ops_native, sampling_native
 from octavo_cpu.activation import act_and_mul
 from octavo_cpu.attention import PagedAttention
+from octavo_cpu.attention_native import NativeAttention
 from octavo_cpu.linear import Int4Linear, OneDnnLinear
 from octavo_cpu.linear_native import GgufLinear, Int4GroupsLinear, Int8Linear, PlainLinear
 from octavo_cpu.norm import add_rms_norm, rms_norm
@@ -38,6 +39,7 @@ NATIVE_STEP_OPS: dict[str, Callable[..., Any]] = {
 
 def register(registry: KernelRegistry) -> None:
     """Register every kernel: those of the compiled library first, which refuse where there is none."""
+    registry.attention(NativeAttention, priority=20)
     registry.attention(PagedAttention, priority=10)
     registry.linear(GgufLinear, priority=40)
     registry.linear(Int8Linear, priority=40)
