@@ -19,7 +19,10 @@ pytestmark = needs_library
 NEG_INF = float("-inf")
 DTYPES = ("float32", "bfloat16")
 OPS: dict[str, Callable[..., Any]] = {
-    **{name: getattr(ops_native, name) for name in ("rms_norm", "add_rms_norm", "act_and_mul", "embedding", "logits")},
+    **{
+        name: getattr(ops_native, name)
+        for name in ("rms_norm", "add_rms_norm", "act_and_mul", "embedding", "join", "logits")
+    },
     **{name: getattr(ops_native, name) for name in ("qkv_norm_rope", "qkv_norm_rope_write")},
     **{name: getattr(sampling_native, name) for name in ("begin_step", "commit_tokens", "sample", "greedy")},
     **{name: getattr(sampling_native, name) for name in ("topk_topp", "min_p")},

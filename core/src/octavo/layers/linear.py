@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from itertools import groupby
 from typing import Any, Protocol
 
@@ -89,6 +89,7 @@ class Linear:
         self._parts: list[tuple[Any, Any, Tensor | None]] = []
         """(kernel, what its prepare made, bias) of each kernel call"""
         self._activate: Callable[[Tensor], Tensor] | None = None
+        self._join: Callable[[Tensor, Tensor], Tensor] = ctx.op("join")
         self._bias = torch.zeros(sum(self._sizes), dtype=ctx.dtype, device=ctx.torch_device) if bias else None
         for i, shard in enumerate(shards):
             shape = (shard.out_features, in_features)
@@ -104,7 +105,7 @@ class Linear:
             kernel, packed, bias = parts[0]
             y: Tensor = kernel.apply(x, packed, bias)
             return y
-        y = torch.cat([kernel.apply(x, packed, bias) for kernel, packed, bias in parts], dim=-1)
+        y = reduce(self._join, (kernel.apply(x, packed, bias) for kernel, packed, bias in parts))
         return y if self._activate is None else self._activate(y)
 
     @property

@@ -21,6 +21,7 @@ NATIVE_OPS: dict[str, Callable[..., Any]] = {
     "rms_norm": ops_native.rms_norm,
     "act_and_mul": ops_native.act_and_mul,
     "embedding": ops_native.embedding,
+    "join": ops_native.join,
     "logits": ops_native.logits,
 }
 NATIVE_QKV_OPS: dict[str, Callable[..., Any]] = {

@@ -66,6 +66,15 @@ class GateArgs(ctypes.Structure):
     )
 
 
+class JoinArgs(ctypes.Structure):
+    """`octavo::JoinArgs`."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("left", "right", "out")),
+        *((name, c_int64) for name in ("num_rows", "left_bytes", "right_bytes")),
+    )
+
+
 class EmbeddingArgs(ctypes.Structure):
     """`octavo::EmbeddingArgs`."""
 
@@ -257,6 +266,16 @@ def act_and_mul(x: Tensor, kind: str) -> Tensor:
     native.step_function("gate")(
         GateArgs(x.data_ptr(), out.data_ptr(), rows, width, DTYPES[x.dtype], native.GATES.index(kind))
     )
+    return out
+
+
+def join(left: Tensor, right: Tensor) -> Tensor:
+    """As the catalogue's `join`."""
+    left, right = left.contiguous(), right.contiguous()
+    rows, size = len(left), left.element_size()
+    out = native.empty((rows, left.shape[1] + right.shape[1]), left.dtype)
+    widths = left.shape[1] * size, right.shape[1] * size
+    native.step_function("join")(JoinArgs(left.data_ptr(), right.data_ptr(), out.data_ptr(), rows, *widths))
     return out
 
 

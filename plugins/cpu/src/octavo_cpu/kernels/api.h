@@ -31,7 +31,7 @@ struct Linear {
 }  // namespace octavo
 
 // The version of this header; the Python side refuses a library of another one.
-constexpr int OCTAVO_ABI = 4;
+constexpr int OCTAVO_ABI = 5;
 OCTAVO_API int octavo_abi();
 
 // Takes the instruction set `name` ("generic", "avx2", "avx512", "avx512_bf16", "amx", "neon"), or the best one for "". 0 if this CPU lacks it.
@@ -111,6 +111,13 @@ struct GateArgs {
   void* out;
   int64_t num_rows, width;
   int32_t dtype, gate;
+};
+
+// out [R, left_bytes + right_bytes]: two rows side by side.
+struct JoinArgs {
+  const void *left, *right;
+  void* out;
+  int64_t num_rows, left_bytes, right_bytes;
 };
 
 // out [T, width] = table[ids], times scale if scaled; zeros for an id that the table does not have.
@@ -240,6 +247,7 @@ OCTAVO_API void octavo_linear(const octavo::LinearArgs* args);
 OCTAVO_API void octavo_norm(const octavo::NormArgs* args);
 OCTAVO_API void octavo_qkv(const octavo::QkvArgs* args);
 OCTAVO_API void octavo_gate(const octavo::GateArgs* args);
+OCTAVO_API void octavo_join(const octavo::JoinArgs* args);
 OCTAVO_API void octavo_embedding(const octavo::EmbeddingArgs* args);
 OCTAVO_API void octavo_logits(const octavo::LogitsArgs* args);
 OCTAVO_API void octavo_sample(const octavo::SampleArgs* args);

@@ -1,5 +1,6 @@
 // The entry points of a step's small functions: what is shared out over threads, and in which pieces.
 #include <cmath>
+#include <cstring>
 
 #include "choice.h"
 #include "isa.h"
@@ -12,6 +13,15 @@ namespace {
 constexpr int64_t PIECE = 1 << 15;
 
 int64_t rows_of(int64_t width) { return PIECE / (width + 1) + 1; }
+
+void join_rows(const void* context, int64_t begin, int64_t end) {
+  const JoinArgs& a = *static_cast<const JoinArgs*>(context);
+  for (int64_t r = begin; r < end; ++r) {
+    uint8_t* out = static_cast<uint8_t*>(a.out) + r * (a.left_bytes + a.right_bytes);
+    memcpy(out, static_cast<const uint8_t*>(a.left) + r * a.left_bytes, size_t(a.left_bytes));
+    memcpy(out + a.left_bytes, static_cast<const uint8_t*>(a.right) + r * a.right_bytes, size_t(a.right_bytes));
+  }
+}
 
 thread_local Scratch memory;
 
@@ -31,6 +41,8 @@ void octavo_qkv(const QkvArgs* a) {
 }
 
 void octavo_gate(const GateArgs* a) { parallel_for(a->num_rows, rows_of(4 * a->width), chosen_isa().small.act_and_mul, a); }
+
+void octavo_join(const JoinArgs* a) { parallel_for(a->num_rows, rows_of(a->left_bytes + a->right_bytes), join_rows, a); }
 
 void octavo_embedding(const EmbeddingArgs* a) {
   parallel_for(a->num_tokens, rows_of(a->width), chosen_isa().small.embedding, a);
