@@ -89,7 +89,7 @@ class Linear:
         self._parts: list[tuple[Any, Any, Tensor | None]] = []
         """(kernel, what its prepare made, bias) of each kernel call"""
         self._activate: Callable[[Tensor], Tensor] | None = None
-        self._join: Callable[[Tensor, Tensor], Tensor] = ctx.op("join")
+        self._join: Callable[[Tensor, Tensor], Tensor]
         self._bias = torch.zeros(sum(self._sizes), dtype=ctx.dtype, device=ctx.torch_device) if bias else None
         for i, shard in enumerate(shards):
             shape = (shard.out_features, in_features)
@@ -142,6 +142,8 @@ class Linear:
         self._raw.clear()
         runs = [list(run) for _, run in groupby(range(len(raw)), key=lambda i: raw[i][1])]
         gate = self._gate if len(runs) == 1 else None
+        if len(runs) > 1:
+            self._join = self._ctx.op("join")
         if self._gate and not gate:
             act_and_mul = self._ctx.op("act_and_mul", kind=self._gate, size=sum(self._sizes) // 2)
             self._activate = lambda y: act_and_mul(y, self._gate)
