@@ -30,7 +30,7 @@ struct Rounding {
       : scale(largest / 127.0f + zero), inverse(largest > 1e-35f ? 127.0f / largest : 0.0f) {}
   // (A scale too small to invert leaves nothing that float32 could tell from zero.)
   bool fails() const { return !(scale - scale == 0.0f); }
-  Simd::I codes(F x) const { return Simd::to_int(Simd::mul(x, Simd::set1(inverse))); }
+  Simd::I codes(F x) const { return fails() ? Simd::set1(int32_t(0)) : Simd::to_int(Simd::mul(x, Simd::set1(inverse))); }
 };
 
 inline void quantize_group(int dtype, const void* row, int64_t at, Activations& out) {
@@ -42,7 +42,6 @@ inline void quantize_group(int dtype, const void* row, int64_t at, Activations& 
   Simd::store_s8(out.codes + 16, b);
   out.sums[0] = Simd::sum(a);
   out.sums[1] = Simd::sum(b);
-  if (rounding.fails()) out.sums[0] = out.sums[1] = 0, memset(out.codes, 0, GROUP);
   out.scale = rounding.scale;
   out.scaled_sum = out.scale * float(out.sums[0] + out.sums[1]);
 }
@@ -63,7 +62,6 @@ inline void quantize_row(int dtype, const void* row, int64_t width, int8_t* out,
     sum = Simd::add(sum, codes);
   }
   scale = {rounding.scale, Simd::sum(sum)};
-  if (rounding.fails()) scale.sum = 0, memset(out, 0, size_t(padded));
 }
 
 void prepare(const void* context, int64_t begin, int64_t end) {
