@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import logging
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -177,3 +179,17 @@ def test_decode_sizes_end_at_the_largest_batch() -> None:
     assert all((b - a) * 5 <= b for a, b in itertools.pairwise(sizes[15:])), "padding stays a small share"
     keys = TapeRunner().keys(BatchLimits(max_num_tokens=8, max_num_seqs=100, max_model_len=64))
     assert [key.num_seqs for key in keys] == list(range(1, 9))
+
+
+FIRST_RECORDING = """
+import sys, torch
+from octavo_cpu.tape import Arena, Watch
+with Watch(Arena()):
+    torch.empty(4).view(2, 2)
+print("torch._dynamo" in sys.modules)
+"""
+
+
+def test_recording_does_not_import_torchs_compiler() -> None:
+    done = subprocess.run([sys.executable, "-c", FIRST_RECORDING], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n", "it would stop the first answer for seconds"

@@ -181,6 +181,11 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._arena = arena
         self.computed: list[str] = []
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Or torch imports its whole compiler in the middle of the first recorded step: seconds."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if (wanted := new_tensor(func, args, kwargs)) is not None:
