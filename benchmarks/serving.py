@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import os
 import signal
@@ -87,7 +88,13 @@ def served(url: str, work: list[Work], vocab: int) -> tuple[float, list[Answer]]
     client, name = Client(url + COMPLETIONS), first_model(url)
     source = Source(WARMUP_SEED, ids=ids_within(vocab))
     first = request_bodies([source.fixed(*WARMUP_LENGTHS) for _ in range(4)], endpoint=COMPLETIONS, model=name)
+    # A request with a shape is answered once the server's grammar process, which starts behind it, is loaded.
+    shaped = {"model": name, "prompt": "x", "stream": True, "structured_outputs": {"choice": ["y"]}}
+    first.append(json.dumps(shaped).encode())
     bodies = request_bodies(work, endpoint=COMPLETIONS, model=name, ignore_eos=True)
+    # This process holds a torch and what is left of an engine: collecting among them would stop all streams at once.
+    gc.collect()
+    gc.freeze()
 
     async def run() -> tuple[list[Answer], float]:
         await warm_up(client, first)
