@@ -78,8 +78,6 @@ def allocate(plan: KVPlan, layout: KVLayout, device: Device) -> list[KVView]:
 
     Zeroed: attention may read slots that were never written and masks them, and 0 * NaN would be NaN.
     """
-    if layout.alloc is not None:
-        return layout.alloc(plan, device)
     spec = plan.spec
     if sorted(layout.order) != sorted("BHNC"):
         raise ConfigError(f"KV layout order must be a permutation of 'BHNC', not {layout.order!r}")
@@ -92,6 +90,8 @@ def allocate(plan: KVPlan, layout: KVLayout, device: Device) -> list[KVView]:
         return lazy_zeros(shape, dtype, device.torch_device).permute(to_logical)
 
     try:
+        if layout.alloc is not None:
+            return layout.alloc(plan, device)
         return [KVView(k=tensor(), v=tensor()) for _ in range(plan.num_layers)]
     except (torch.OutOfMemoryError, MemoryError) as error:
         wanted = 2 * plan.num_layers * math.prod(shape) * dtype.itemsize

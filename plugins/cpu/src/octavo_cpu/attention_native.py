@@ -23,11 +23,13 @@ from octavo.plugin import (
     BatchLimits,
     Device,
     KVLayout,
+    KVPlan,
     KVSpec,
     KVView,
     Support,
     no,
 )
+from octavo.plugin.torch import lazy_zeros
 from octavo_cpu import native
 from octavo_cpu.ops_native import DTYPES, KVStrides, address, strides_of
 
@@ -91,6 +93,18 @@ class Bound:
     kept: tuple[Tensor | None, ...]
 
 
+def interleaved(plan: KVPlan, device: Device) -> list[KVView]:
+    """One memory for all layers, block by block.
+
+    The system gives memory when it is first touched. Layers with a memory of their own come to their next page in the
+    same step, which then takes a fifth of a second longer.
+    """
+    spec = plan.spec
+    shape = (plan.num_blocks, plan.num_layers, 2, spec.num_kv_heads, spec.block_size, spec.head_dim)
+    storage = lazy_zeros(shape, getattr(torch, spec.dtype), device.torch_device)
+    return [KVView(k=storage[:, layer, 0], v=storage[:, layer, 1]) for layer in range(plan.num_layers)]
+
+
 class NativeAttention:
     """`AttentionBackend` of the compiled library. Model dtype in and out; the cache in the same, or in float8.
 
@@ -123,7 +137,7 @@ class NativeAttention:
     @classmethod
     def kv_layout(cls, spec: KVSpec) -> KVLayout:
         """A block's tokens of one head lie together: a thread reads one head."""
-        return KVLayout(block_size=spec.block_size, dtype=spec.dtype, order="BHNC", align=64)
+        return KVLayout(block_size=spec.block_size, dtype=spec.dtype, order="BHNC", align=64, alloc=interleaved)
 
     def __init__(self, spec: AttentionSpec, limits: BatchLimits, device: Device) -> None:
         self.spec = spec
