@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,27 +28,6 @@ ALLOWED = {"float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}
 
 RAGGED = [(5, 1), (700, 1), (0, 1), (15, 1), (16, 1), (40, 20), (0, 37), (16, 16), (1100, 3), (64, 3), (0, 2)]
 """(context before, new tokens): one piece and several, few rows and many, and both sides of every multiple of 16."""
-
-
-def isas() -> list[str]:
-    """The instruction sets that run here."""
-    if native.why_not():
-        return []
-    library = native.load()
-    first = library.octavo_isa()
-    found = [name for name in native.ISAS if library.octavo_use_isa(name.encode())]
-    library.octavo_use_isa(first)
-    return found
-
-
-@pytest.fixture(params=isas())
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    library = native.load()
-    first = library.octavo_isa()
-    assert library.octavo_use_isa(request.param.encode())
-    yield request.param
-    library.octavo_use_isa(first)
-    library.octavo_set_threads(1)
 
 
 def spec_of(dtype: str = "float32", heads: int = 6, kv_heads: int = 2, dim: int = 64, **changes: object):

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 
 import gguf
@@ -38,27 +37,6 @@ ROUNDING = {"float32": 2e-5, "bfloat16": 8e-3, "float16": 1e-3}
 
 needs_library = pytest.mark.skipif(bool(native.why_not()), reason=native.why_not() or "there is a library")
 DEVICE = CpuDevice(num_threads=1)
-
-
-def isas() -> list[str]:
-    """The instruction sets that run here."""
-    if native.why_not():
-        return []
-    library = native.load()
-    first = library.octavo_isa()
-    found = [name for name in native.ISAS if library.octavo_use_isa(name.encode())]
-    library.octavo_use_isa(first)
-    return found
-
-
-@pytest.fixture(params=isas())
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    library = native.load()
-    first = library.octavo_isa()
-    assert library.octavo_use_isa(request.param.encode())
-    yield request.param
-    library.octavo_use_isa(first)
-    library.octavo_set_threads(1)
 
 
 def gaussian(*shape: int, seed: int) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -27,28 +27,6 @@ OPS: dict[str, Callable[..., Any]] = {
     **{name: getattr(sampling_native, name) for name in ("begin_step", "commit_tokens", "sample", "greedy")},
     **{name: getattr(sampling_native, name) for name in ("topk_topp", "min_p")},
 }
-
-
-def isas() -> list[str]:
-    """The instruction sets that run here."""
-    if native.why_not():
-        return []
-    library = native.load()
-    first = library.octavo_isa()
-    found = [name for name in native.ISAS if library.octavo_use_isa(name.encode())]
-    library.octavo_use_isa(first)
-    return found
-
-
-@pytest.fixture(params=isas())
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    library = native.load()
-    first = library.octavo_isa()
-    assert library.octavo_use_isa(request.param.encode())
-    library.octavo_set_threads(2)
-    yield request.param
-    library.octavo_use_isa(first)
-    library.octavo_set_threads(1)
 
 
 def gaussian(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
