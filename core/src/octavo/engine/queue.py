@@ -25,6 +25,7 @@ class WaitingQueue:
         self._num_held = 0
 
     def __len__(self) -> int:
+        """Asked by another thread in the middle of a change it may be too large, and is never negative."""
         return len(self._heap) - self._num_ended + self._num_held
 
     def push(self, seq: Sequence) -> None:
@@ -45,8 +46,8 @@ class WaitingQueue:
     def head(self) -> Sequence | None:
         """The next to serve, left in the queue; None if nothing can be served."""
         while self._heap and self._heap[0][2].ended:
-            heapq.heappop(self._heap)
             self._num_ended -= 1
+            heapq.heappop(self._heap)
         return self._heap[0][2] if self._heap else None
 
     def pop(self) -> None:
@@ -64,6 +65,7 @@ class WaitingQueue:
         seq.ended = True
         self._num_ended += 1
         if 2 * self._num_ended > len(self._heap):
-            self._heap = [entry for entry in self._heap if not entry[2].ended]
-            heapq.heapify(self._heap)
+            left = [entry for entry in self._heap if not entry[2].ended]
+            heapq.heapify(left)
             self._num_ended = 0
+            self._heap = left
