@@ -290,7 +290,6 @@ def test_layout_keeps_a_head_together() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.slow
 def test_sanitizers_find_nothing(tmp_path: Path) -> None:
     """Every cache, odd shapes and threads in buffers of exact size, under AddressSanitizer and UBSan."""
     if shutil.which("g++") is None:
