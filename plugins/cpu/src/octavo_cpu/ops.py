@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from octavo.plugin import KernelRegistry
-from octavo_cpu import ops_native, sampling_native
+from octavo_cpu import native, ops_native, sampling_native
 from octavo_cpu.activation import act_and_mul
 from octavo_cpu.attention import PagedAttention
 from octavo_cpu.attention_native import NativeAttention
@@ -39,7 +39,8 @@ NATIVE_STEP_OPS: dict[str, Callable[..., Any]] = {
 
 
 def register(registry: KernelRegistry) -> None:
-    """Register every kernel: those of the compiled library first, which refuse where there is none."""
+    """Register every kernel: those of the compiled library first. Where there is none its attention and products refuse
+    and say why; its small ops, which nobody asks about, are left out."""
     registry.attention(NativeAttention, priority=20)
     registry.attention(PagedAttention, priority=10)
     registry.linear(GgufLinear, priority=40)
@@ -53,6 +54,8 @@ def register(registry: KernelRegistry) -> None:
     registry.op("rope", rope, provider=PROVIDER, priority=10)
     registry.op("qkv_norm_rope", qkv_norm_rope, provider=PROVIDER, priority=10, supports=supports_qkv)
     registry.op("act_and_mul", act_and_mul, provider=PROVIDER, priority=10)
+    if native.why_not():
+        return
     for name, fn in NATIVE_OPS.items():
         registry.op(name, fn, provider=COMPILED, priority=20, supports=ops_native.supports)
     add_rms_norm_native, supports = ops_native.add_rms_norm, ops_native.supports

@@ -104,8 +104,6 @@ def supports(context: OpContext) -> Support:
     """For ops on activations in bfloat16 or float32."""
     if context.device_type != "cpu":
         return no(f"needs a cpu device, not {context.device_type}")
-    if why := native.why_not():
-        return no(why)
     if context.dtype not in native.DTYPES:
         return no(f"no {context.dtype} activations")
     return YES

@@ -70,8 +70,7 @@ def supports(context: OpContext) -> Support:
     """For ops whose numbers have one dtype whatever the model's is."""
     if context.device_type != "cpu":
         return no(f"needs a cpu device, not {context.device_type}")
-    why = native.why_not()
-    return no(why) if why else YES
+    return YES
 
 
 def rows_of(logits: Tensor) -> Tensor:
