@@ -20,7 +20,7 @@ from octavo import LLM, SamplingParams
 from octavo.testing.real_models import gemma3_gguf, smollm2_gguf
 from octavo_cpu import native
 
-NEAR_TIE = {"float32": 0.35, "bfloat16": 0.75}
+NEAR_TIE = {"float32": 0.5, "bfloat16": 0.75}
 """In logits, by the dtype of activations: a bfloat16 of Gemma's logits, 16 to 32, is up to 0.06 beside its number."""
 PERPLEXITY_RATIO = 1.005
 NUM_NEW = 32
