@@ -21,8 +21,9 @@ DTYPES = ("float32", "bfloat16")
 OPS: dict[str, Callable[..., Any]] = {
     **{
         name: getattr(ops_native, name)
-        for name in ("rms_norm", "add_rms_norm", "act_and_mul", "embedding", "join", "logits")
+        for name in ("rms_norm", "add_rms_norm", "scaled_add", "act_and_mul", "join", "logits")
     },
+    **{name: getattr(ops_native, name) for name in ("embedding", "embedding_part")},
     **{name: getattr(ops_native, name) for name in ("qkv_norm_rope", "qkv_norm_rope_write")},
     **{name: getattr(sampling_native, name) for name in ("begin_step", "commit_tokens", "sample", "greedy")},
     **{name: getattr(sampling_native, name) for name in ("topk_topp", "min_p")},
@@ -141,6 +142,17 @@ def test_rows_of_the_table_and_nothing_behind_it(isa: str, dtype: str) -> None:
     assert torch.equal(ops_native.embedding(ids, table), table[ids])
     assert_close(ops_native.embedding(ids.int(), table, 3.3), reference("embedding")(ids, table, 3.3), 1e-6)
     assert (ops_native.embedding(torch.tensor([-1, 10]), table) == 0).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sums_of_any_size_are_rounded_once(isa: str, dtype: str) -> None:
+    kind = getattr(torch, dtype)
+    for rows, width in ((0, 5), (1, 1), (3, 15), (7, 33), (130, 576)):
+        for scale in (None, 0.22, -3.0):
+            x, residual = gaussian(rows, width, seed=1, dtype=kind), gaussian(rows, width, seed=2, dtype=kind)
+            exact = residual.double() + x.double() * (1.0 if scale is None else scale)
+            found = ops_native.scaled_add(x, residual.clone(), scale)
+            torch.testing.assert_close(found, exact.to(kind), rtol=2**-8 if dtype == "bfloat16" else 1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -33,19 +33,19 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Recorded]:
     return found
 
 
-def tokens_of(model: str, dtype: str, *, eager: bool) -> list[list[int]]:
+def tokens_of(model: str, dtype: str, *, eager: bool, **more: int) -> list[list[int]]:
     """Two rounds of answers that end one after the other, so that batches of every size are replayed."""
     params = [
         SamplingParams(temperature=t, max_tokens=n, ignore_eos=True, detokenize=False, seed=5)
         for t, n in zip(TEMPERATURES, LENGTHS, strict=True)
     ]
-    with LLM(model, platform="cpu", dtype=dtype, enforce_eager=eager, **SETTINGS) as llm:
+    with LLM(model, platform="cpu", dtype=dtype, enforce_eager=eager, **SETTINGS, **more) as llm:
         rounds = [llm.generate(PROMPTS, params, use_tqdm=False) for _ in range(2)]
     return [list(output.outputs[0].token_ids) for outputs in rounds for output in outputs]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("model_type", ["llama", "qwen3", "gemma3_text"])
+@pytest.mark.parametrize("model_type", ["llama", "qwen3", "gemma3_text", "granite", "olmo2"])
 def test_replayed_steps_give_the_tokens_of_eager_ones(
     tmp_path: Path, model_type: str, dtype: str, recorded: list[Recorded]
 ) -> None:
@@ -64,6 +64,18 @@ def test_decode_steps_of_a_model_are_recorded_whole(tmp_path: Path, model_type: 
     with LLM(model, platform="cpu", **SETTINGS) as llm:
         llm.generate([[3, 4, 5]], params, use_tqdm=False)
     assert recorded
+    assert not [handle.computed for handle in recorded if handle.computed]
+
+
+@pytest.mark.parametrize("model_type", ["llama", "granite"])
+def test_ranks_decode_on_tapes_and_give_the_tokens_of_eager_ones(
+    tmp_path: Path, model_type: str, recorded: list[Recorded]
+) -> None:
+    model = str(make_model(tmp_path, model_type, tokenizer=False))
+    eager = tokens_of(model, "float32", eager=True, tensor_parallel_size=2)
+    assert not recorded
+    assert tokens_of(model, "float32", eager=False, tensor_parallel_size=2) == eager
+    assert {handle.key.num_seqs for handle in recorded} >= {1, 2, 3, 4}
     assert not [handle.computed for handle in recorded if handle.computed]
 
 

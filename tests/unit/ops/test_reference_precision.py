@@ -12,11 +12,13 @@ from octavo.ops.catalogue import CATALOGUE, reference
 MINE = [
     "rms_norm",
     "add_rms_norm",
+    "scaled_add",
     "act_and_mul",
     "rope",
     "qkv_norm_rope",
     "qkv_norm_rope_write",
     "embedding",
+    "embedding_part",
     "logits",
     "kv_write",
     "paged_attention",

@@ -6,6 +6,7 @@ Ranks share the vocabulary: rank r holds rows [r * n, (r + 1) * n) with n = ceil
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ from octavo.plugin.specs import QuantScheme
 from octavo.weights.slots import CheckpointTensor, Slot
 
 Tensor = torch.Tensor
+LookUp = Callable[[Tensor, int, float | None], Tensor]
+"""(ids, the first row's id, scale) -> vectors, as the op `embedding_part`."""
 
 
 def _read_rows(ctx: BuildContext, tensor: CheckpointTensor, name: str) -> tuple[Tensor, QuantScheme | None]:
@@ -31,17 +34,20 @@ def _read_rows(ctx: BuildContext, tensor: CheckpointTensor, name: str) -> tuple[
 
 
 class VocabEmbedding:
-    """Token ids [T] -> vectors [T, hidden], times `scale` (rounded to the model's dtype, as the checkpoints expect)."""
+    """Token ids [T] -> vectors [T, hidden], times `scale` (rounded to the model's dtype, as the checkpoints expect).
+
+    table: this rank's rows; empty where they are read out of the weight that a tied head's kernel packed.
+    """
 
     def __init__(
         self, ctx: BuildContext, name: str, vocab_size: int, hidden_size: int, *, scale: float | None = None
     ) -> None:
         self._ctx, self._name = ctx, name
         self._scale = scale
-        self._embed: Callable[..., Tensor] = ctx.op("embedding", size=hidden_size)
         self._first = ctx.comm.rank * -(-vocab_size // ctx.comm.size)
         self._tied: LMHead | None = None
         self.table = torch.empty(0, hidden_size, dtype=ctx.dtype, device=ctx.torch_device)
+        self._look_up: Callable[[Tensor], Tensor]
         ctx.weights.add(f"{name}.weight", Slot(shape=(vocab_size, hidden_size), load=self._load))
 
     def tie(self, head: LMHead) -> None:
@@ -49,19 +55,22 @@ class VocabEmbedding:
         self._tied = head
 
     def __call__(self, token_ids: Tensor) -> Tensor:
-        comm = self._ctx.comm
-        if comm.size == 1:
-            return self._embed(token_ids, self.table, self._scale)
-        rows = token_ids - self._first
-        elsewhere = (rows < 0) | (rows >= self.table.shape[0])
-        x = self._embed(rows.masked_fill(elsewhere, 0), self.table, self._scale)
-        return comm.all_reduce(x.masked_fill(elsewhere[:, None], 0.0))
+        x, comm = self._look_up(token_ids), self._ctx.comm
+        return x if comm.size == 1 else comm.all_reduce(x)
 
     def _load(self, tensor: CheckpointTensor) -> None:
         raw, scheme = _read_rows(self._ctx, tensor, self._name)
-        self.table = plain(raw, scheme, self._ctx.dtype)
+        packed = None
         if self._tied is not None:
-            self._tied.take(raw, scheme)
+            packed = self._tied.take(raw, scheme)
+        if packed is not None:
+            self._look_up = lambda ids: packed(ids, self._first, self._scale)
+            return
+        self.table = plain(raw, scheme, self._ctx.dtype)
+        whole = self._ctx.comm.size == 1
+        look_up = self._ctx.op("embedding" if whole else "embedding_part", size=self.table.shape[1])
+        place = () if whole else (self._first,)
+        self._look_up = lambda ids: look_up(ids, self.table, *place, self._scale)
 
 
 class LMHead:
@@ -103,10 +112,12 @@ class LMHead:
             return x
         return self._logits(x, self._scale, self._softcap)
 
-    def take(self, raw: Tensor, scheme: QuantScheme | None) -> None:
-        """Use this weight: [V / ranks, hidden], or its packed rows."""
+    def take(self, raw: Tensor, scheme: QuantScheme | None) -> LookUp | None:
+        """Use this weight: [V / ranks, hidden], or its packed rows. Returns what gives rows of it, if the kernel does."""
         shape = (raw.shape[0], self._hidden_size)
         self._kernel, self._packed = pack(self._ctx, raw, scheme, shape, bias=False)
+        look_up = getattr(self._kernel, "look_up", None)
+        return None if look_up is None else partial(look_up, self._packed)
 
     def _load(self, tensor: CheckpointTensor) -> None:
         self.take(*_read_rows(self._ctx, tensor, self._name))

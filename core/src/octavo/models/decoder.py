@@ -24,9 +24,10 @@ Tensor = torch.Tensor
 
 
 class Layer(Protocol):
-    """One decoder layer. x, residual [T, hidden]; residual is None before the first one. Returns both again."""
+    """One decoder layer. x, residual [T, hidden]; residual is None before the first one. Returns both again: without a
+    residual if it has been added already."""
 
-    def __call__(self, x: Tensor, residual: Tensor | None, step: StepState) -> tuple[Tensor, Tensor]: ...
+    def __call__(self, x: Tensor, residual: Tensor | None, step: StepState) -> tuple[Tensor, Tensor | None]: ...
 
 
 MakeLayer = Callable[[PretrainedConfig, BuildContext, int, RopeTables], Layer]
@@ -98,7 +99,7 @@ class PreNormLayer:
         self._input_norm = RMSNorm(ctx, f"{prefix}.input_layernorm", width, eps)
         self._mlp_norm = RMSNorm(ctx, f"{prefix}.post_attention_layernorm", width, eps)
 
-    def __call__(self, x: Tensor, residual: Tensor | None, step: StepState) -> tuple[Tensor, Tensor]:
+    def __call__(self, x: Tensor, residual: Tensor | None, step: StepState) -> tuple[Tensor, Tensor | None]:
         rows: Rows
         if residual is None:
             rows, residual = self._input_norm(x), x

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from transformers import PretrainedConfig
 
@@ -26,17 +28,18 @@ class Granite(Decoder):
 
 
 class GraniteLayer(PreNormLayer):
-    """What attention and MLP give is multiplied before it joins the residual."""
+    """What attention and MLP give is multiplied before it joins the residual.
 
-    residual_multiplier: float = 1.0
+    multiplier: by so much. add: the op `scaled_add`.
+    """
 
-    def __call__(self, x: Tensor, residual: Tensor | None, step: StepState) -> tuple[Tensor, Tensor]:
-        if residual is None:
-            x, residual = self._input_norm(x), x
-        else:
-            x, residual = self._input_norm.add(x, residual)
-        x, residual = self._mlp_norm.add(self._attention(x, step) * self.residual_multiplier, residual)
-        return self._mlp(x) * self.residual_multiplier, residual
+    multiplier: float
+    add: Callable[..., Tensor]
+
+    def __call__(self, x: Tensor, residual: Tensor | None, step: StepState) -> tuple[Tensor, None]:
+        assert residual is None, "every layer adds its own"
+        x = self.add(self._attention(self._input_norm(x), step), x, self.multiplier)
+        return self.add(self._mlp(self._mlp_norm(x)), x, self.multiplier), None
 
 
 def granite_layer(config: PretrainedConfig, ctx: BuildContext, index: int, ropes: RopeTables) -> GraniteLayer:
@@ -50,5 +53,6 @@ def granite_layer(config: PretrainedConfig, ctx: BuildContext, index: int, ropes
         width=config.hidden_size,
         eps=config.rms_norm_eps,
     )
-    layer.residual_multiplier = config.residual_multiplier
+    layer.multiplier = config.residual_multiplier
+    layer.add = ctx.op("scaled_add", size=config.hidden_size)
     return layer

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from transformers import PretrainedConfig
 
@@ -29,15 +31,16 @@ class PostNormLayer:
         self, ctx: BuildContext, prefix: str, attention: Attention, mlp: GatedMLP, *, width: int, eps: float
     ) -> None:
         self._attention, self._mlp = attention, mlp
+        self._add: Callable[..., Tensor] = ctx.op("scaled_add", size=width)
         self._attention_norm, self._mlp_norm = (
             RMSNorm(ctx, f"{prefix}.{name}_layernorm", width, eps, float32_weight=True)
             for name in ("post_attention", "post_feedforward")
         )
 
-    def __call__(self, x: Tensor, residual: Tensor | None, step: StepState) -> tuple[Tensor, Tensor]:
-        hidden = x if residual is None else x + residual
-        hidden = hidden + self._attention_norm(self._attention(hidden, step))
-        return self._mlp_norm(self._mlp(hidden)), hidden
+    def __call__(self, x: Tensor, residual: Tensor | None, step: StepState) -> tuple[Tensor, None]:
+        assert residual is None, "every layer adds its own"
+        x = self._add(self._attention_norm(self._attention(x, step)), x)
+        return self._add(self._mlp_norm(self._mlp(x)), x), None
 
 
 def olmo2_layer(config: PretrainedConfig, ctx: BuildContext, index: int, ropes: RopeTables) -> PostNormLayer:

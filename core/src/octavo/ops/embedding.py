@@ -20,6 +20,15 @@ def embedding(ids: Tensor, table: Tensor, scale: float | None = None) -> Tensor:
     return rows if scale is None else rows * scale
 
 
+def embedding_part(ops: Any, ids: Tensor, table: Tensor, first: int, scale: float | None = None) -> Tensor:
+    """`embedding` of a vocabulary whose rows from `first` on are the table: [T, hidden], a new tensor; zeros for an id
+    that lies elsewhere."""
+    rows = ids - first
+    elsewhere = (rows < 0) | (rows >= table.shape[0])
+    found: Tensor = ops.embedding(rows.masked_fill(elsewhere, 0), table, scale)
+    return found.masked_fill(elsewhere[:, None], 0.0)
+
+
 def logits(x: Tensor, scale: float | None = None, softcap: float | None = None) -> Tensor:
     """What the head gave, as float32 logits [N, V]: times `scale`, then softcap * tanh(value / softcap).
 
@@ -40,6 +49,13 @@ def _embedding_samples(dtype: str) -> Iterable[tuple[Any, ...]]:
     yield integers(0, high=50), table
 
 
+def _part_samples(dtype: str) -> Iterable[tuple[Any, ...]]:
+    table = gaussian(20, 64, dtype=dtype, seed=1)
+    yield integers(30, high=50), table, 20
+    yield integers(30, high=50, dtype="int32"), table, 0, 8.0
+    yield integers(0, high=50), table, 40
+
+
 def _logits_samples(dtype: str) -> Iterable[tuple[Any, ...]]:
     x = gaussian(3, 50, dtype=dtype, seed=1, scale=20.0)
     for scale in (None, 0.125):
@@ -54,6 +70,16 @@ define(
         samples=_embedding_samples,
         tolerance=DEFAULT_TOLERANCE,
         params=lambda sample: {"size": sample[1].shape[-1]},
+    )
+)
+define(
+    OpDef(
+        name="embedding_part",
+        reference=embedding_part,
+        samples=_part_samples,
+        tolerance=DEFAULT_TOLERANCE,
+        params=lambda sample: {"size": sample[1].shape[-1]},
+        parts=("embedding",),
     )
 )
 define(

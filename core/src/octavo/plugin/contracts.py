@@ -155,6 +155,10 @@ class LinearKernel(Protocol):
     A kernel that multiplies in fp8 may have an attribute `scaled_rows_from`: from that many tokens on its `apply` also
     takes x as `octavo.plugin.torch.ScaledRows`, which the norm before it then makes (op `add_rms_norm_fp8`), and its
     method `apply_scaled(x, w, bias) -> ScaledRows` gives a gated product in the form that the next one takes.
+
+    A kernel that can give back rows of its packed weight, exactly as `prepare` got them, may have a method
+    `look_up(w, ids, first, scale) -> Tensor` that does what the op `embedding_part` does. A vocabulary that serves both
+    ends of a model is then kept once.
     """
 
     name: ClassVar[str]

@@ -9,19 +9,17 @@ Shapes: T tokens, K in_features, N out_features.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
 from octavo.plugin import YES, Device, LinearSpec, Support, no
 from octavo.plugin.torch import dequantize_weight, has_int4_groups, int4_groups, quantize_rows
-from octavo_cpu import native
+from octavo_cpu import native, ops_native
 
 Tensor = torch.Tensor
-Matmul = Callable[[Tensor, Tensor | None], Tensor]
-"""(x [T, K], bias [N] or None) -> [T, N], or [T, N / 2] with a gate."""
-
 DTYPES = ("bfloat16", "float32", "float16")
 """`Dtype` of api.h, by index: of activations and plain weights."""
 
@@ -87,9 +85,39 @@ class WeightMemory:
 MEMORY = WeightMemory()
 
 
+@dataclass(frozen=True, eq=False)
+class Matmul:
+    """The library's product with one packed weight: (x [T, K], bias [N] or None) -> [T, N], or [T, N / 2] with a gate.
+
+    layer: says what the weight is; weight: its memory. width: of the result.
+    """
+
+    layer: Layer
+    weight: Tensor
+    dtype: torch.dtype
+    width: int
+
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        tokens, dtype = x.shape[0], self.dtype
+        if not x.is_contiguous():
+            x = x.contiguous()
+        y, address = native.empty((tokens, self.width), dtype), ctypes.addressof(self.layer)
+        if bias is None:
+            native.step_function("linear")(LinearArgs(address, x.data_ptr(), None, y.data_ptr(), tokens))
+        else:
+            bias = bias.to(dtype)
+            native.step_function("linear")(LinearArgs(address, x.data_ptr(), bias.data_ptr(), y.data_ptr(), tokens))
+        return y
+
+    def look_up(self, ids: Tensor, first: int, scale: float | None) -> Tensor:
+        """Rows of the weight, as the op `embedding_part`: of plain numbers and GGUF blocks, without a gate."""
+        assert self.layer.kind != KINDS.index("int8"), "bytes are not the weight's own numbers"
+        shape = (self.layer.num_out, self.layer.num_in)
+        return ops_native.rows_of_table(ids, (None, ctypes.addressof(self.layer)), shape, self.dtype, first, scale)
+
+
 def matmul(spec: LinearSpec, kind: str, weight: Tensor, *, exact: bool = False) -> Matmul:
-    """The library's product with a weight that `pack` made. exact: of GGUF blocks with activations as they are."""
-    call, empty = native.step_function("linear"), native.empty
+    """The product with a weight that `pack` made. exact: of GGUF blocks with activations as they are."""
     layer = Layer(
         kind=KINDS.index(kind),
         dtype=DTYPES.index(spec.act_dtype),
@@ -99,23 +127,8 @@ def matmul(spec: LinearSpec, kind: str, weight: Tensor, *, exact: bool = False) 
         num_in=spec.in_features,
         weight=weight.data_ptr(),
     )
-    address, kept = ctypes.addressof(layer), (layer, weight)
     width = spec.out_features // 2 if spec.gate else spec.out_features
-    dtype = getattr(torch, spec.act_dtype)
-
-    def multiply(x: Tensor, bias: Tensor | None, kept: object = kept) -> Tensor:
-        tokens = x.shape[0]
-        if not x.is_contiguous():
-            x = x.contiguous()
-        y = empty((tokens, width), dtype)
-        if bias is None:
-            call(LinearArgs(address, x.data_ptr(), None, y.data_ptr(), tokens))
-        else:
-            bias = bias.to(dtype)
-            call(LinearArgs(address, x.data_ptr(), bias.data_ptr(), y.data_ptr(), tokens))
-        return y
-
-    return multiply
+    return Matmul(layer, weight, getattr(torch, spec.act_dtype), width)
 
 
 def pack(rows: Tensor, kind: str, spec: LinearSpec, scales: Tensor | None = None) -> Tensor:
@@ -185,6 +198,10 @@ class GgufLinear:
     def apply(self, x: Tensor, w: Matmul, bias: Tensor | None) -> Tensor:
         """x [T, K] -> [T, N], or [T, N / 2] with a gate."""
         return w(x, bias)
+
+    def look_up(self, w: Matmul, ids: Tensor, first: int, scale: float | None) -> Tensor:
+        """Rows of the weight, see `LinearKernel`."""
+        return w.look_up(ids, first, scale)
 
 
 class Int8Linear:
@@ -270,3 +287,7 @@ class PlainLinear:
     def apply(self, x: Tensor, w: Matmul, bias: Tensor | None) -> Tensor:
         """x [T, K] -> [T, N], or [T, N / 2] with a gate."""
         return w(x, bias)
+
+    def look_up(self, w: Matmul, ids: Tensor, first: int, scale: float | None) -> Tensor:
+        """Rows of the weight, see `LinearKernel`."""
+        return w.look_up(ids, first, scale)

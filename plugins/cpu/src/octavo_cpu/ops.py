@@ -21,8 +21,13 @@ NATIVE_OPS: dict[str, Callable[..., Any]] = {
     "rms_norm": ops_native.rms_norm,
     "act_and_mul": ops_native.act_and_mul,
     "embedding": ops_native.embedding,
+    "embedding_part": ops_native.embedding_part,
     "join": ops_native.join,
     "logits": ops_native.logits,
+}
+NATIVE_ADDING_OPS: dict[str, Callable[..., Any]] = {
+    "add_rms_norm": ops_native.add_rms_norm,
+    "scaled_add": ops_native.scaled_add,
 }
 NATIVE_QKV_OPS: dict[str, Callable[..., Any]] = {
     "qkv_norm_rope": ops_native.qkv_norm_rope,
@@ -58,8 +63,8 @@ def register(registry: KernelRegistry) -> None:
         return
     for name, fn in NATIVE_OPS.items():
         registry.op(name, fn, provider=COMPILED, priority=20, supports=ops_native.supports)
-    add_rms_norm_native, supports = ops_native.add_rms_norm, ops_native.supports
-    registry.op("add_rms_norm", add_rms_norm_native, provider=COMPILED, priority=20, supports=supports, inplace=True)
+    for name, fn in NATIVE_ADDING_OPS.items():
+        registry.op(name, fn, provider=COMPILED, priority=20, supports=ops_native.supports, inplace=True)
     for name, fn in NATIVE_QKV_OPS.items():
         registry.op(name, fn, provider=COMPILED, priority=20, supports=ops_native.supports_qkv, inplace=True)
     for name, fn in NATIVE_STEP_OPS.items():

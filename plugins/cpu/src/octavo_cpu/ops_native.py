@@ -66,6 +66,18 @@ class GateArgs(ctypes.Structure):
     )
 
 
+class AddArgs(ctypes.Structure):
+    """`octavo::AddArgs`."""
+
+    _fields_ = (
+        ("x", c_void_p),
+        ("residual", c_void_p),
+        ("size", c_int64),
+        ("scale", c_float),
+        ("dtype", c_int32),
+    )
+
+
 class JoinArgs(ctypes.Structure):
     """`octavo::JoinArgs`."""
 
@@ -79,8 +91,8 @@ class EmbeddingArgs(ctypes.Structure):
     """`octavo::EmbeddingArgs`."""
 
     _fields_ = (
-        *((name, c_void_p) for name in ("ids", "table", "out")),
-        *((name, c_int64) for name in ("num_tokens", "width", "num_rows")),
+        *((name, c_void_p) for name in ("ids", "table", "packed", "out")),
+        *((name, c_int64) for name in ("num_tokens", "width", "num_rows", "first")),
         ("scale", c_float),
         *((name, c_int32) for name in ("scaled", "wide_ids", "dtype")),
     )
@@ -150,6 +162,14 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
         )
     )
     return out, residual
+
+
+def scaled_add(x: Tensor, residual: Tensor, scale: float | None = None) -> Tensor:
+    """As the catalogue's `scaled_add`: written into `residual`."""
+    x, residual = x.contiguous(), residual.contiguous()
+    factor = 1.0 if scale is None else scale
+    native.step_function("add")(AddArgs(x.data_ptr(), residual.data_ptr(), x.numel(), factor, DTYPES[residual.dtype]))
+    return residual
 
 
 def supports_qkv(context: OpContext) -> Support:
@@ -279,21 +299,29 @@ def join(left: Tensor, right: Tensor) -> Tensor:
 
 def embedding(ids: Tensor, table: Tensor, scale: float | None = None) -> Tensor:
     """As the catalogue's `embedding`; zeros for an id that the table does not have."""
-    ids, (num_rows, width) = ids.contiguous(), table.shape
-    out = native.empty((len(ids), width), table.dtype)
+    return embedding_part(ids, table, 0, scale)
+
+
+def embedding_part(ids: Tensor, table: Tensor, first: int, scale: float | None = None) -> Tensor:
+    """As the catalogue's `embedding_part`."""
+    return rows_of_table(ids, (table.data_ptr(), None), table.shape, table.dtype, first, scale)
+
+
+def rows_of_table(
+    ids: Tensor,
+    where: tuple[int | None, int | None],
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    first: int,
+    scale: float | None,
+) -> Tensor:
+    """Vectors of ids. where: addresses of the table, and of the `octavo::Linear` if a packed weight is the table."""
+    ids, (num_rows, width) = ids.contiguous(), shape
+    out = native.empty((len(ids), width), dtype)
+    sizes, wide = (len(ids), width, num_rows, first), ids.dtype == torch.int64
+    factor = (1.0, False) if scale is None else (scale, True)
     native.step_function("embedding")(
-        EmbeddingArgs(
-            ids.data_ptr(),
-            table.data_ptr(),
-            out.data_ptr(),
-            len(ids),
-            width,
-            num_rows,
-            1.0 if scale is None else scale,
-            scale is not None,
-            ids.dtype == torch.int64,
-            DTYPES[table.dtype],
-        )
+        EmbeddingArgs(ids.data_ptr(), *where, out.data_ptr(), *sizes, *factor, wide, DTYPES[dtype])
     )
     return out
 

@@ -31,7 +31,7 @@ struct Linear {
 }  // namespace octavo
 
 // The version of this header; the Python side refuses a library of another one.
-constexpr int OCTAVO_ABI = 5;
+constexpr int OCTAVO_ABI = 6;
 OCTAVO_API int octavo_abi();
 
 // Takes the instruction set `name` ("generic", "avx2", "avx512", "avx512_bf16", "amx", "neon"), or the best one for "". 0 if this CPU lacks it.
@@ -113,6 +113,15 @@ struct GateArgs {
   int32_t dtype, gate;
 };
 
+// residual += x * scale
+struct AddArgs {
+  const void* x;
+  void* residual;
+  int64_t size;
+  float scale;
+  int32_t dtype;
+};
+
 // out [R, left_bytes + right_bytes]: two rows side by side.
 struct JoinArgs {
   const void *left, *right;
@@ -120,11 +129,12 @@ struct JoinArgs {
   int64_t num_rows, left_bytes, right_bytes;
 };
 
-// out [T, width] = table[ids], times scale if scaled; zeros for an id that the table does not have.
+// out [T, width] = table[ids - first], times scale if scaled; zeros for an id that the table does not have.
 struct EmbeddingArgs {
   const void *ids, *table;
+  const Linear* packed;  // whose weight is the table, or null
   void* out;
-  int64_t num_tokens, width, num_rows;
+  int64_t num_tokens, width, num_rows, first;
   float scale;
   int32_t scaled, wide_ids, dtype;
 };
@@ -247,6 +257,7 @@ OCTAVO_API void octavo_linear(const octavo::LinearArgs* args);
 OCTAVO_API void octavo_norm(const octavo::NormArgs* args);
 OCTAVO_API void octavo_qkv(const octavo::QkvArgs* args);
 OCTAVO_API void octavo_gate(const octavo::GateArgs* args);
+OCTAVO_API void octavo_add(const octavo::AddArgs* args);
 OCTAVO_API void octavo_join(const octavo::JoinArgs* args);
 OCTAVO_API void octavo_embedding(const octavo::EmbeddingArgs* args);
 OCTAVO_API void octavo_logits(const octavo::LogitsArgs* args);

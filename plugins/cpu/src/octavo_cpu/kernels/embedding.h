@@ -1,29 +1,42 @@
 // Both ends of a model: rows of the vocabulary's table, and what a head's outputs become before sampling.
 #pragma once
-#include "rows.h"
+#include "attention_numbers.h"
+#include "lookup.h"
 
 namespace {
 
+thread_local octavo::Scratch one_row;
+
+inline int64_t some(int64_t left) { return left < 16 ? left : 16; }
+
+void embed_token(const octavo::EmbeddingArgs& a, int64_t id, uint8_t* out) {
+  const int64_t row = id - a.first, bytes = a.width * octavo::bytes_of(a.dtype);
+  if (row < 0 || row >= a.num_rows) {  // no such row
+    memset(out, 0, size_t(bytes));
+    return;
+  }
+  if (a.packed) {
+    float* values = static_cast<float*>(one_row.of(size_t(a.width + 32) * 4));
+    read_row(*a.packed, row, values);
+    for (int64_t i = 0; i < a.width; i += 16) store_numbers(a.dtype, out, i, some(a.width - i), Simd::load(values + i));
+  } else {
+    memcpy(out, static_cast<const uint8_t*>(a.table) + row * bytes, size_t(bytes));
+  }
+  if (!a.scaled) return;
+  const F scale = Simd::set1(a.scale);
+  for (int64_t i = 0; i < a.width; i += 16) {
+    const int64_t count = some(a.width - i);
+    store_numbers(a.dtype, out, i, count, Simd::mul(load_numbers(a.dtype, out, i, count), scale));
+  }
+}
+
 void embed_tokens(const void* context, int64_t begin, int64_t end) {
   const auto& a = *static_cast<const octavo::EmbeddingArgs*>(context);
-  with_type(a.dtype, [&]([[maybe_unused]] auto* type) {
-    using T = std::decay_t<decltype(*type)>;
-    for (int64_t t = begin; t < end; ++t) {
-      const int64_t id = a.wide_ids ? static_cast<const int64_t*>(a.ids)[t] : static_cast<const int32_t*>(a.ids)[t];
-      T* out = static_cast<T*>(a.out) + t * a.width;
-      if (id < 0 || id >= a.num_rows) {  // no such row
-        memset(out, 0, size_t(a.width) * sizeof(T));
-        continue;
-      }
-      const T* row = static_cast<const T*>(a.table) + id * a.width;
-      if (!a.scaled) {
-        memcpy(out, row, size_t(a.width) * sizeof(T));
-        continue;
-      }
-      const F scale = Simd::set1(a.scale);
-      for (int64_t i = 0; i < a.width; i += 16) put(out + i, Simd::mul(get(row + i, a.width - i), scale), a.width - i);
-    }
-  });
+  uint8_t* out = static_cast<uint8_t*>(a.out) + begin * a.width * octavo::bytes_of(a.dtype);
+  for (int64_t t = begin; t < end; ++t, out += a.width * octavo::bytes_of(a.dtype)) {
+    const int64_t id = a.wide_ids ? static_cast<const int64_t*>(a.ids)[t] : static_cast<const int32_t*>(a.ids)[t];
+    embed_token(a, id, out);
+  }
 }
 
 // tanh x = 1 - 2 / (e^2x + 1)

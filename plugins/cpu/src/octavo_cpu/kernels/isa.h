@@ -31,7 +31,7 @@ struct Product {
 
 // The small functions of a step, over rows or tokens; `small.h` fills them in for every instruction set.
 struct SmallOps {
-  Work norm, qkv, act_and_mul, embedding, logits, sample, top, min_p;
+  Work norm, add, qkv, act_and_mul, embedding, logits, sample, top, min_p;
 };
 
 struct Isa {

@@ -1,4 +1,4 @@
-// Root-mean-square norms, with the residual's addition before them where there is one.
+// Root-mean-square norms, with the residual's addition before them where there is one; and the addition alone.
 #pragma once
 #include <cmath>
 
@@ -49,6 +49,18 @@ void norm_rows(const void* context, int64_t begin, int64_t end) {
     with_type(a.weight_dtype, [&]([[maybe_unused]] auto* w) {
       for (int64_t r = begin; r < end; ++r) norm_row<std::decay_t<decltype(*t)>, std::decay_t<decltype(*w)>>(a, r);
     });
+  });
+}
+
+// Over pieces of 16.
+void add_numbers(const void* context, int64_t begin, int64_t end) {
+  const auto& a = *static_cast<const octavo::AddArgs*>(context);
+  const F scale = Simd::set1(a.scale);
+  with_type(a.dtype, [&]([[maybe_unused]] auto* type) {
+    const auto* x = static_cast<decltype(type)>(const_cast<void*>(a.x));
+    auto* total = static_cast<decltype(type)>(a.residual);
+    for (int64_t i = begin * 16; i < end * 16 && i < a.size; i += 16)
+      put(total + i, Simd::fma(get(x + i, a.size - i), scale, get(total + i, a.size - i)), a.size - i);
   });
 }
 

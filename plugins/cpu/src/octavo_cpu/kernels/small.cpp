@@ -42,10 +42,13 @@ void octavo_qkv(const QkvArgs* a) {
 
 void octavo_gate(const GateArgs* a) { parallel_for(a->num_rows, rows_of(4 * a->width), chosen_isa().small.act_and_mul, a); }
 
+void octavo_add(const AddArgs* a) { parallel_for((a->size + 15) / 16, PIECE / 16, chosen_isa().small.add, a); }
+
 void octavo_join(const JoinArgs* a) { parallel_for(a->num_rows, rows_of(a->left_bytes + a->right_bytes), join_rows, a); }
 
 void octavo_embedding(const EmbeddingArgs* a) {
-  parallel_for(a->num_tokens, rows_of(a->width), chosen_isa().small.embedding, a);
+  // Of a packed weight the whole panel is read for one row.
+  parallel_for(a->num_tokens, rows_of(a->packed ? PANEL * a->width : a->width), chosen_isa().small.embedding, a);
 }
 
 void octavo_logits(const LogitsArgs* a) { parallel_for((a->size + 15) / 16, PIECE / 16, chosen_isa().small.logits, a); }

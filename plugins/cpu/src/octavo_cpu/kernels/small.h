@@ -10,7 +10,7 @@
 
 namespace {
 
-constexpr octavo::SmallOps SMALL_OPS{norm_rows,     qkv_tokens,    gate_rows, embed_tokens,
-                                     finish_logits, choose_tokens, keep_top,  keep_likely};
+constexpr octavo::SmallOps SMALL_OPS{norm_rows,    add_numbers,   qkv_tokens,    gate_rows, embed_tokens,
+                                     finish_logits, choose_tokens, keep_top, keep_likely};
 
 }  // namespace
