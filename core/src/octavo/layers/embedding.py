@@ -113,7 +113,7 @@ class LMHead:
         return self._logits(x, self._scale, self._softcap)
 
     def take(self, raw: Tensor, scheme: QuantScheme | None) -> LookUp | None:
-        """Use this weight: [V / ranks, hidden], or its packed rows. Returns what gives rows of it, if the kernel does."""
+        """Use this weight: [V / ranks, hidden], or its packed rows. Returns what gives rows, if the kernel does."""
         shape = (raw.shape[0], self._hidden_size)
         self._kernel, self._packed = pack(self._ctx, raw, scheme, shape, bias=False)
         look_up = getattr(self._kernel, "look_up", None)
