@@ -94,13 +94,12 @@ void dense(const Product& job, int64_t pair, const uint8_t* head, const uint8_t*
       return amx_pair<KIND>(job, pair, head, DenseTiles{head + dense_head(KIND), next}, tiles, amx_sums(tokens));
 #endif
   (void)next;
-  constexpr int WIDE = Simd::PAIR_TOKENS;
+  constexpr int WIDE = Simd::TOKENS;
   int64_t t = 0;
   for (; t + WIDE <= tokens; t += WIDE) dense_tokens<KIND, WIDE>(job, pair, head, tiles, t);
   if constexpr (WIDE > 4)
     for (; t + 4 <= tokens; t += 4) dense_tokens<KIND, 4>(job, pair, head, tiles, t);
-  if constexpr (WIDE > 2)
-    for (; t + 2 <= tokens; t += 2) dense_tokens<KIND, 2>(job, pair, head, tiles, t);
+  for (; t + 2 <= tokens; t += 2) dense_tokens<KIND, 2>(job, pair, head, tiles, t);
   for (; t < tokens; ++t) dense_tokens<KIND, 1>(job, pair, head, tiles, t);
 }
 

@@ -62,32 +62,39 @@ inline Simd::I none(Simd::I) { return Simd::set1(int32_t(0)); }
 constexpr int64_t AHEAD = 4096;
 
 // sums[side][t] = rows of that side times token t. w: the pair's tiles. x: token t's row at x + t * stride bytes.
-// Tokens that are few have several sums each, as one addition after the other would wait for its result.
+// Tokens that are few have several sums each, as one addition after the other would wait for its result; and they take the
+// weight in the order of memory, as then a CPU fetches it by itself. More share each of their numbers between both sides.
 template <int KIND, int T>
 inline void dense_pair(const uint8_t* w, int64_t tiles, const uint8_t* x, int64_t stride, typename Element<KIND>::Sum (&sums)[2][T]) {
   using E = Element<KIND>;
   using X = typename E::X;
-  constexpr int CHAINS = T == 1 ? 4 : T == 2 ? 2 : 1;
+  constexpr int CHAINS = T == 1 ? 4 : T == 2 ? 2 : 1, SIDES = T <= 4 ? 1 : 2;
   typename E::Sum sum[CHAINS][2][T];
 #pragma GCC unroll 4
   for (int c = 0; c < CHAINS; ++c)
 #pragma GCC unroll 16
     for (int t = 0; t < T; ++t) sum[c][0][t] = sum[c][1][t] = none(sum[c][0][t]);
-  for (int64_t i = 0; i < tiles; ++i, w += 2 * TILE, x += 16 * E::COLUMNS * sizeof(X)) {
+  for (int64_t i = 0; i < tiles; ++i, x += 16 * E::COLUMNS * sizeof(X))
+#pragma GCC unroll 2
+    for (int first = 0; first < 2; first += SIDES, w += SIDES * TILE)
 #pragma GCC unroll 4
-    for (int v = 0; v < 16; ++v) {
-      const auto left = E::load(w + v * VECTOR), right = E::load(w + TILE + v * VECTOR);
-      __builtin_prefetch(w + AHEAD + v * VECTOR);
-      __builtin_prefetch(w + AHEAD + TILE + v * VECTOR);
+      for (int v = 0; v < 16; ++v) {
+        typename E::W of[SIDES];
+#pragma GCC unroll 2
+        for (int s = 0; s < SIDES; ++s) {
+          of[s] = E::load(w + s * TILE + v * VECTOR);
+          __builtin_prefetch(w + AHEAD + (v * SIDES + s) * VECTOR);  // also in the order of memory
+        }
 #pragma GCC unroll 16
-      for (int t = 0; t < T; ++t) {
-        const X* at = reinterpret_cast<const X*>(x + t * stride) + v * E::COLUMNS;
-        auto& chain = sum[v % CHAINS];
-        chain[0][t] = E::dot(chain[0][t], left, at);
-        chain[1][t] = E::dot(chain[1][t], right, at);
+        for (int t = 0; t < T; ++t) {
+          const X* at = reinterpret_cast<const X*>(x + t * stride) + v * E::COLUMNS;
+#pragma GCC unroll 2
+          for (int s = 0; s < SIDES; ++s) {
+            auto& to = sum[v % CHAINS][first + s][t];
+            to = E::dot(to, of[s], at);
+          }
+        }
       }
-    }
-  }
 #pragma GCC unroll 2
   for (int side = 0; side < 2; ++side)
 #pragma GCC unroll 16

@@ -8,7 +8,7 @@
 namespace {
 
 struct Simd {
-  static constexpr int TOKENS = 4, PAIR_TOKENS = 2;
+  static constexpr int TOKENS = 4;
   struct F { __m256 a, b; };
   struct I { __m256i a, b; };
   struct B { __m256i a, b; };

@@ -8,7 +8,7 @@
 namespace {
 
 struct Simd {
-  static constexpr int TOKENS = 8, PAIR_TOKENS = 8;
+  static constexpr int TOKENS = 8;
   struct F { __m512 a; };
   struct I { __m512i a; };
   struct B { __m512i a; };

@@ -7,7 +7,7 @@
 namespace {
 
 struct Simd {
-  static constexpr int TOKENS = 4, PAIR_TOKENS = 2;  // whose sums of one panel, or of two, fit the registers
+  static constexpr int TOKENS = 4;  // whose sums fit the registers
   struct F { float v[16]; };
   struct I { int32_t v[16]; };
   struct B { uint8_t v[64]; };

@@ -8,7 +8,7 @@
 namespace {
 
 struct Simd {
-  static constexpr int TOKENS = 4, PAIR_TOKENS = 2;
+  static constexpr int TOKENS = 4;
   struct F { float32x4_t v[4]; };
   struct I { int32x4_t v[4]; };
   struct B { uint8x16_t v[4]; };
