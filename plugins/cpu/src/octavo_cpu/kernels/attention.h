@@ -13,8 +13,9 @@
 namespace octavo {
 
 constexpr int64_t FEW_ROWS = 12;     // up to so many rows read keys and values where they lie
-constexpr int64_t MOST_ROWS = 128;   // of an item
+constexpr int64_t MOST_ROWS = 512;   // of an item: keys and values are packed once for all of them
 constexpr int64_t STRETCH = 256;     // tokens of the context that an item looks at together
+constexpr int64_t FETCHED = 64;        // tokens that items of few rows fetch in advance
 constexpr int64_t PIECE_FEW = 512;   // most context of an item of few rows, and of one of many. Fixed, so that an answer
 constexpr int64_t PIECE_MANY = 4096; // depends neither on the batch around it nor on the number of threads.
 

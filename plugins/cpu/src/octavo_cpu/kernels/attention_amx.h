@@ -7,7 +7,7 @@ namespace {
 template <>
 inline void multiply<Brains>(const Multiply<Brains>& m) {
   constexpr int64_t STEP = 32;  // of the depth, in one instruction
-  const int64_t panel = m.panel(), sums_bytes = m.sums_stride * 4, left_bytes = m.left_stride * 2;
+  const int64_t panel = m.panel, sums_bytes = m.sums_stride * 4, left_bytes = m.left_stride * 2;
   for (int64_t row = 0; row < m.rows; row += 32) {
     const bool two = row + 16 < m.rows;
     const uint16_t* a = m.left + row * m.left_stride;

@@ -1,19 +1,20 @@
-// Few rows: keys and values are read where they lie, once. Each chunk of a key serves all rows while it is in a register
-// or the first-level cache; the values of the same tokens, and then the next tokens' keys, are fetched meanwhile.
+// Few rows: keys and values are read where they lie, once. Each chunk of a key or value serves all rows while it is in a
+// register; the keys and values of the next tile are fetched meanwhile.
 #pragma once
 #include "attention_tile.h"
 
 namespace {
 
+// A thread waits for no more than some twenty lines on their way to its first-level cache: they are fetched to the second.
 template <class T>
 void fetch(const T* row, int64_t dim) {
   const char* p = reinterpret_cast<const char*>(row);
-  for (int64_t i = 0; i < dim * int64_t(sizeof(T)); i += 64) __builtin_prefetch(p + i);
+  for (int64_t i = 0; i < dim * int64_t(sizeof(T)); i += 64) __builtin_prefetch(p + i, 0, 2);
 }
 
-// scores[r][t] = queries[r] . keys[t] for R rows.
+// scores[r][t] = queries[r] . keys[t] for R rows. ahead: tokens whose keys to fetch.
 template <class M, class T, int R>
-void direct_scores(const Tile<T>& tile, const typename M::Number* queries, float* scores, bool first) {
+void direct_scores(const Tile<T>& tile, const typename M::Number* queries, float* scores, int64_t ahead) {
   constexpr int TOKENS = SUMS / R;
   const int64_t whole = tile.dim / M::WIDTH * M::WIDTH;
   for (int64_t t = 0; t < tile.count; t += TOKENS) {
@@ -21,9 +22,8 @@ void direct_scores(const Tile<T>& tile, const typename M::Number* queries, float
     const T* key[TOKENS];
     UNROLLED for (int i = 0; i < SUMS; ++i) sum[i] = Simd::set1(0.0f);
     UNROLLED for (int i = 0; i < TOKENS; ++i) {
-      const int64_t offset = tile.offsets[t + i < tile.count ? t + i : tile.count - 1];
-      key[i] = tile.keys + offset;
-      if (first) fetch(tile.values + offset, tile.dim);
+      key[i] = tile.keys + tile.offsets[t + i < tile.count ? t + i : tile.count - 1];
+      if (t + i < ahead) fetch(tile.keys + tile.offsets[tile.count + t + i], tile.dim);
     }
     for (int64_t d = 0; d < tile.dim; d += M::WIDTH) {
       typename M::Chunk query[R];
@@ -39,10 +39,7 @@ void direct_scores(const Tile<T>& tile, const typename M::Number* queries, float
   }
 }
 
-// Dimensions of a pass over the values: two registers of sums a row.
-constexpr int DIMS = 32;
-
-// Two chunks of 16 dimensions: a token's, or of two tokens side by side in each lane.
+// Values as they are multiplied: two registers of 16 dimensions from d on, of one token, or of two side by side in each lane.
 template <class M, class T>
 struct Values;
 
@@ -64,7 +61,7 @@ struct Values<Brains, T> {
   static Chunk row(const Tile<T>& tile, int64_t t, int64_t d) {
     if (t >= tile.count) return Brains::zero();
     const T* p = tile.values + tile.offsets[t] + d;
-    return tile.dim - d >= 32 ? Brains::load(p) : Brains::load_some(p, tile.dim - d);
+    return tile.dim - d >= 32 ? Brains::load(p) : tile.dim > d ? Brains::load_some(p, tile.dim - d) : Brains::zero();
   }
   // Interleaved within 16 bytes, so that the sums come out as dimensions 0-3, 8-11, ... and 4-7, 12-15, ...
   static void load(const Tile<T>& tile, int64_t t, int64_t d, Chunk* v) {
@@ -80,54 +77,76 @@ struct Values<Brains, T> {
 };
 #endif
 
-// answers[r] += sum over t of weights[r][t] values[t], for R rows. next: tokens whose keys are wanted soon.
-template <class M, class T, int R>
-void direct_values(const Tile<T>& tile, const typename M::Number* weights, float* answers, int64_t next) {
-  for (int64_t d = 0; d < tile.dim; d += DIMS) {
-    F sum[R][2];
-    UNROLLED for (auto& s : sum) s[0] = s[1] = Simd::set1(0.0f);
-    for (int64_t t = 0; t < tile.count; t += M::PAIR) {
-      typename M::Chunk v[2];
-      Values<M, T>::load(tile, t, d, v);
-      UNROLLED for (int r = 0; r < R; ++r) {
-        const auto weight = M::broadcast(weights + r * weights_stride<M>() + t);
-        sum[r][0] = M::dot(sum[r][0], weight, v[0]);
-        sum[r][1] = M::dot(sum[r][1], weight, v[1]);
-      }
-      if (d == 0)
-        for (int64_t i = t; i < t + M::PAIR && i < next; ++i) fetch(tile.keys + tile.offsets[tile.count + i], tile.dim);
-    }
+// answers[r] += sum over t of weights[r][t] values[t], for R rows and 32 PAIRS dimensions from d on.
+template <class M, class T, int R, int PAIRS>
+void values_pass(const Tile<T>& tile, const typename M::Number* weights, float* answers, int64_t d, int64_t ahead) {
+  F sum[R][2 * PAIRS];
+  UNROLLED for (auto& s : sum)
+    UNROLLED for (auto& x : s) x = Simd::set1(0.0f);
+  for (int64_t t = 0; t < tile.count; t += M::PAIR) {
+    typename M::Chunk v[2 * PAIRS];
+    UNROLLED for (int i = 0; i < PAIRS; ++i) Values<M, T>::load(tile, t, d + 32 * i, v + 2 * i);
     UNROLLED for (int r = 0; r < R; ++r) {
-      float* answer = answers + r * tile.width + d;
-      Values<M, T>::order(sum[r]);
-      UNROLLED for (int i = 0; i < 2; ++i) Simd::store(answer + 16 * i, Simd::add(Simd::load(answer + 16 * i), sum[r][i]));
+      const auto weight = M::broadcast(weights + r * weights_stride<M>() + t);
+      UNROLLED for (int i = 0; i < 2 * PAIRS; ++i) sum[r][i] = M::dot(sum[r][i], weight, v[i]);
     }
+    for (int64_t i = t; i < t + M::PAIR && i < ahead; ++i) fetch(tile.values + tile.offsets[tile.count + i], tile.dim);
   }
+  UNROLLED for (int r = 0; r < R; ++r)
+    UNROLLED for (int i = 0; i < PAIRS; ++i) {
+      float* answer = answers + r * tile.width + d + 32 * i;
+      Values<M, T>::order(sum[r] + 2 * i);
+      UNROLLED for (int j = 0; j < 2; ++j)
+        Simd::store(answer + 16 * j, Simd::add(Simd::load(answer + 16 * j), sum[r][2 * i + j]));
+    }
+}
+
+#if defined(__AVX512F__)
+constexpr int MOST = 8;  // rows of a pass
+#else
+constexpr int MOST = 4;
+#endif
+
+// Of few rows, more dimensions at a time: their sums would wait for each other.
+template <class M, class T, int R>
+void direct_values(const Tile<T>& tile, const typename M::Number* weights, float* answers, int64_t ahead) {
+  int64_t d = 0;
+  if constexpr (R <= MOST / 2)
+    for (; d + 64 <= tile.width; d += 64) values_pass<M, T, R, 2>(tile, weights, answers, d, d == 0 ? ahead : 0);
+  for (; d < tile.width; d += 32) values_pass<M, T, R, 1>(tile, weights, answers, d, d == 0 ? ahead : 0);
 }
 
 template <class M, class T>
 struct Direct {
   static constexpr int64_t TOKENS = 64;  // of a tile: keys and values stay in the first-level cache
 
-  static void scores(const Tile<T>& tile, Space<M>& space, int64_t rows) {
+  static void run(const Tile<T>& tile, Space<M>& space, const Softmax& softmax, int64_t rows, int64_t begin) {
     for_rows(rows, [&](auto count, int64_t r) {
-      direct_scores<M, T, decltype(count)::value>(tile, space.queries + r * tile.width, space.scores + r * SCORES, r == 0);
+      direct_scores<M, T, decltype(count)::value>(tile, space.queries + r * tile.width, space.scores + r * SCORES,
+                                                  r == 0 ? tile.ahead : 0);
     });
-  }
-  static void values(const Tile<T>& tile, Space<M>& space, int64_t rows, int64_t next) {
+    softmax.run(space, 0, rows, begin, {0, up(tile.count, 32), tile.count}, tile.width);
     for_rows(rows, [&](auto count, int64_t r) {
       direct_values<M, T, decltype(count)::value>(tile, space.weights + r * weights_stride<M>(),
-                                                  space.answers + r * tile.width, r == 0 ? next : 0);
+                                                  space.answers + r * tile.width, r == 0 ? tile.ahead : 0);
     });
   }
 
  private:
+  // Passes of about as many rows each.
   template <class Call>
   static void for_rows(int64_t rows, Call call) {
-    int64_t r = 0;
-    for (; r + 4 <= rows; r += 4) call(std::integral_constant<int, 4>(), r);
-    for (; r + 2 <= rows; r += 2) call(std::integral_constant<int, 2>(), r);
-    for (; r < rows; ++r) call(std::integral_constant<int, 1>(), r);
+    for (int64_t passes = (rows + MOST - 1) / MOST, r = 0; passes > 0; --passes) {
+      const int64_t count = (rows - r + passes - 1) / passes;
+      one_pass<MOST>(count, r, call);
+      r += count;
+    }
+  }
+
+  template <int R, class Call>
+  static void one_pass(int64_t count, int64_t r, Call call) {
+    if (count == R) call(std::integral_constant<int, R>(), r);
+    else if constexpr (R > 1) one_pass<R - 1>(count, r, call);
   }
 };
 

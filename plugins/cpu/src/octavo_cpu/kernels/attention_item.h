@@ -1,5 +1,7 @@
 // One item of a step's attention, from queries to answers: the loop that both ways of reading the context share.
 #pragma once
+#include <algorithm>
+
 #include "attention_direct.h"
 #include "attention_packed.h"
 #include "isa.h"
@@ -16,8 +18,9 @@ thread_local octavo::Scratch attention_scratch;
 template <class M, class T>
 class Attend {
  public:
-  Attend(const AttentionArgs& args, const Item& item)
-      : args_(args), item_(item), plan_(*args.plan), sequence_(plan_.sequences[item.sequence]),
+  // next: the item that this thread takes afterwards, if it reads where keys and values lie; or null.
+  Attend(const AttentionArgs& args, const Item& item, const Item* next)
+      : args_(args), item_(item), next_(next), plan_(*args.plan), sequence_(plan_.sequences[item.sequence]),
         dim_(args.head_dim), width_((dim_ + 31) / 32 * 32), group_(args.num_heads / args.num_kv_heads),
         space_(attention_scratch, width_) {}
 
@@ -67,32 +70,37 @@ class Attend {
             args_.softcap * LOG2_E, item_.first_row};
   }
 
+  // The tokens that follow a tile are located too, those of the next item among them, so that they can be fetched.
   template <class Read>
   void walk() {
     const Softmax softmax = this->softmax();
-    const T* keys = static_cast<const T*>(args_.k_cache) + item_.head * args_.kv.head;
-    const T* values = static_cast<const T*>(args_.v_cache) + item_.head * args_.kv.head;
+    const T* keys = static_cast<const T*>(args_.k_cache);
+    const T* values = static_cast<const T*>(args_.v_cache);
     for (int64_t begin = item_.begin; begin < item_.end; begin += STRETCH) {
-      const int64_t end = begin + STRETCH < item_.end ? begin + STRETCH : item_.end;
-      locate(begin, end);
+      const int64_t end = std::min(begin + STRETCH, item_.end), beyond = std::min(end + FETCHED, item_.end);
+      locate(item_, begin, beyond, space_.offsets);
+      int64_t located = beyond - begin;
+      if (end == item_.end && next_) {
+        const int64_t stop = std::min(next_->begin + FETCHED, next_->end);
+        locate(*next_, next_->begin, stop, space_.offsets + located);
+        located += stop - next_->begin;
+      }
       for (int64_t t = begin; t < end; t += Read::TOKENS) {
-        const int64_t stop = t + Read::TOKENS < end ? t + Read::TOKENS : end;
-        const int64_t next = stop + Read::TOKENS < end ? Read::TOKENS : end - stop;
-        const Tile<T> tile{keys, values, space_.offsets + (t - begin), stop - t, dim_, width_};
-        Read::scores(tile, space_, item_.num_rows);
-        softmax.run(space_, item_.num_rows, t, tile.count, width_);
-        Read::values(tile, space_, item_.num_rows, next);
+        const int64_t count = std::min(Read::TOKENS, end - t), after = t - begin + count;
+        const Tile<T> tile{keys, values, space_.offsets + (t - begin), count, std::min(FETCHED, located - after), dim_, width_};
+        Read::run(tile, space_, softmax, item_.num_rows, t);
       }
     }
   }
 
-  void locate(int64_t begin, int64_t end) {
-    const int32_t* table = plan_.block_table + item_.sequence * plan_.table_stride;
+  // Where keys and values of an item's tokens begin.
+  void locate(const Item& item, int64_t begin, int64_t end, int64_t* offsets) const {
+    const int32_t* table = plan_.block_table + item.sequence * plan_.table_stride;
     const int64_t size = args_.kv.block_size;
     for (int64_t t = begin; t < end;) {
-      const int64_t offset = table[t / size] * args_.kv.block - t / size * size * args_.kv.token;
-      const int64_t stop = (t / size + 1) * size < end ? (t / size + 1) * size : end;
-      for (; t < stop; ++t) space_.offsets[t - begin] = offset + t * args_.kv.token;
+      int64_t offset = table[t / size] * args_.kv.block + item.head * args_.kv.head + t % size * args_.kv.token;
+      const int64_t stop = std::min((t / size + 1) * size, end);
+      for (; t < stop; ++t, offset += args_.kv.token) *offsets++ = offset;
     }
   }
 
@@ -152,6 +160,7 @@ class Attend {
 
   const AttentionArgs& args_;
   const Item& item_;
+  const Item* const next_;
   const AttentionPlan& plan_;
   const Sequence& sequence_;
   const int64_t dim_, width_, group_;
@@ -160,7 +169,11 @@ class Attend {
 
 template <class M, class T>
 void attend_items(const AttentionArgs& args, int64_t begin, int64_t end) {
-  for (int64_t i = begin; i < end; ++i) Attend<M, T>(args, args.plan->items[i]).run();
+  const Item* items = args.plan->items.data();
+  for (int64_t i = begin; i < end; ++i) {
+    const bool fetches = i + 1 < end && items[i + 1].num_rows <= octavo::FEW_ROWS;
+    Attend<M, T>(args, items[i], fetches ? items + i + 1 : nullptr).run();
+  }
 }
 
 // Over the jobs of a plan.

@@ -61,11 +61,17 @@ inline void store_half(uint16_t* p, F x) {
 #endif
 }
 
+template <class T>
+F widen_at(const void* row, int64_t i, int64_t count) {
+  const T* p = static_cast<const T*>(row) + i;
+  return count == 16 ? widen(p) : widen_some(p, count);
+}
+
 // count <= 16 numbers of `dtype` from position i of a row.
 inline F load_numbers(int32_t dtype, const void* row, int64_t i, int64_t count) {
-  if (dtype == octavo::AS_F32) return widen_some(static_cast<const float*>(row) + i, count);
-  if (dtype == octavo::AS_F16) return widen_some(static_cast<const Half*>(row) + i, count);
-  return widen_some(static_cast<const Brain*>(row) + i, count);
+  if (dtype == octavo::AS_F32) return widen_at<float>(row, i, count);
+  if (dtype == octavo::AS_F16) return widen_at<Half>(row, i, count);
+  return widen_at<Brain>(row, i, count);
 }
 
 inline void store_numbers(int32_t dtype, void* row, int64_t i, int64_t count, F x) {
@@ -150,6 +156,7 @@ struct Exact {
   static Chunk broadcast(const Number* p) { return Simd::set1(*p); }
   static F dot(F sum, Chunk a, Chunk b) { return Simd::fma(a, b, sum); }
   static void store(Number* p, F x) { Simd::store(p, x); }
+  static void store(Number* p, F x, F y) { Simd::store(p, x), Simd::store(p + 16, y); }
   static void keep(void* p, Chunk x) { Simd::store(static_cast<float*>(p), x); }
 };
 
@@ -184,6 +191,7 @@ struct Brains {
   static void store(Number* p, F x) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x.a)));
   }
+  static void store(Number* p, F x, F y) { keep(p, round(x, y)); }
   static void keep(void* p, Chunk x) { _mm512_storeu_si512(p, x.a); }
 };
 #endif

@@ -54,11 +54,14 @@ typename M::Chunk chunk_of(const Tile<T>& tile, const T* from, int64_t t, int64_
 
 template <class M, class T>
 void pack_keys(const Tile<T>& tile, uint8_t* panels) {
-  const int64_t padded = (tile.count + 31) / 32 * 32;
-  for (int64_t t = 0; t < padded; t += 16)
+  for (int64_t t = 0; t < up(tile.count, 32); t += 16)
     for (int64_t d = 0; d < tile.width; d += M::WIDTH, panels += 16 * LANES) {
       typename M::Chunk x[16];
-      UNROLLED for (int i = 0; i < 16; ++i) x[i] = chunk_of<M>(tile, tile.keys, t + i, d);
+      if (t + 16 <= tile.count && d + M::WIDTH <= tile.dim) {
+        UNROLLED for (int i = 0; i < 16; ++i) x[i] = M::load(tile.keys + tile.offsets[t + i] + d);
+      } else {
+        UNROLLED for (int i = 0; i < 16; ++i) x[i] = chunk_of<M>(tile, tile.keys, t + i, d);
+      }
       transpose(x, panels);
     }
 }
@@ -78,7 +81,7 @@ inline void interleave(Brains::Chunk a, Brains::Chunk b, uint8_t* to, int64_t pa
 
 template <class M, class T>
 void pack_values(const Tile<T>& tile, uint8_t* panels) {
-  const int64_t padded = (tile.count + 31) / 32 * 32, panel = padded / M::PAIR * LANES;
+  const int64_t padded = up(tile.count, 32), panel = padded / M::PAIR * LANES;
   for (int64_t t = 0; t < padded; t += M::PAIR, panels += LANES)
     for (int64_t d = 0; d < tile.width; d += M::WIDTH)
       interleave(chunk_of<M>(tile, tile.values, t, d), chunk_of<M>(tile, tile.values, t + M::PAIR - 1, d),
@@ -86,23 +89,22 @@ void pack_values(const Tile<T>& tile, uint8_t* panels) {
 }
 
 // A matrix of numbers times panels: sums [rows][columns], added to what is there or not. rows in multiples of 16, depth
-// and columns of 32. depth: rows of the packed matrix.
+// and columns of 32. depth: rows of the packed matrix; panel: bytes from one of its panels to the next.
 template <class M>
 struct Multiply {
   const typename M::Number* left;
   int64_t left_stride;
   const uint8_t* panels;
+  int64_t panel;
   float* sums;
   int64_t sums_stride;
   int64_t rows, depth, columns;
   bool add;
 
-  int64_t panel() const { return depth / M::PAIR * LANES; }
-
   template <int ROWS, int PANELS>
   void block(int64_t row, int64_t column) const {
     const typename M::Number* a = left + row * left_stride;
-    const uint8_t* b = panels + column / 16 * panel();
+    const uint8_t* b = panels + column / 16 * panel;
     float* c = sums + row * sums_stride + column;
     F sum[ROWS][PANELS];
     UNROLLED for (int r = 0; r < ROWS; ++r)
@@ -110,7 +112,7 @@ struct Multiply {
     for (int64_t k = 0; k < depth; k += M::PAIR, b += LANES) {
       typename M::Chunk chunk[PANELS];
       UNROLLED for (int p = 0; p < PANELS; ++p)
-        chunk[p] = M::load(reinterpret_cast<const typename M::Number*>(b + p * panel()));
+        chunk[p] = M::load(reinterpret_cast<const typename M::Number*>(b + p * panel));
       UNROLLED for (int r = 0; r < ROWS; ++r) {
         const auto x = M::broadcast(a + r * left_stride + k);
         UNROLLED for (int p = 0; p < PANELS; ++p) sum[r][p] = M::dot(sum[r][p], x, chunk[p]);
@@ -146,15 +148,26 @@ template <class M, class T>
 struct Packed {
   static constexpr int64_t TOKENS = STRETCH;
 
-  static void scores(const Tile<T>& tile, Space<M>& space, int64_t rows) {
-    pack_keys<M>(tile, space.panels);
-    multiply(Multiply<M>{space.queries, tile.width, space.panels, space.scores, SCORES, (rows + 15) / 16 * 16, tile.width,
-                         (tile.count + 31) / 32 * 32, false});
-  }
-  static void values(const Tile<T>& tile, Space<M>& space, int64_t rows, int64_t) {
-    pack_values<M>(tile, space.panels);
-    multiply(Multiply<M>{space.weights, weights_stride<M>(), space.panels, space.answers, tile.width,
-                         (rows + 15) / 16 * 16, (tile.count + 31) / 32 * 32, tile.width, true});
+  // A block of rows leaves out what none of them sees.
+  static void run(const Tile<T>& tile, Space<M>& space, const Softmax& softmax, int64_t rows, int64_t begin) {
+    pack_keys<M>(tile, space.keys);
+    pack_values<M>(tile, space.values);
+    const int64_t key_panel = tile.width / M::PAIR * LANES, value_panel = up(tile.count, 32) / M::PAIR * LANES;
+    for (int64_t first = 0; first < rows; first += BLOCK) {
+      const int64_t num = first + BLOCK < rows ? BLOCK : rows - first;
+      int64_t low, high, unused;
+      softmax.range(first, begin, tile.count, low, unused);
+      softmax.range(first + num - 1, begin, tile.count, unused, high);
+      if (low >= high) continue;
+      const Columns columns{low / 32 * 32, up(high, 32), tile.count};
+      multiply(Multiply<M>{space.queries + first * tile.width, tile.width, space.keys + columns.from / 16 * key_panel,
+                           key_panel, space.scores + columns.from, SCORES, up(num, 16), tile.width,
+                           columns.to - columns.from, false});
+      softmax.run(space, first, num, begin, columns, tile.width);
+      multiply(Multiply<M>{space.weights + columns.from, weights_stride<M>(), space.values + columns.from / M::PAIR * LANES,
+                           value_panel, space.answers + first * tile.width, tile.width, up(num, 16),
+                           columns.to - columns.from, tile.width, true});
+    }
   }
 };
 

@@ -7,6 +7,8 @@
 namespace octavo {
 namespace {
 
+constexpr int64_t LEAST_ROWS = 128;
+
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 class Cutter {
@@ -35,7 +37,9 @@ class Cutter {
   int64_t rows_of(int64_t s) const { return plan_.sequences[s].q_len * args_.group; }
 
   void cut_many(int64_t s) {
-    const int64_t rows = rows_of(s), tiles = ceil_div(rows, MOST_ROWS), each = ceil_div(ceil_div(rows, tiles), 16) * 16;
+    // Four items of a head at least, as long as they are not small, so that a short prompt has work for every thread.
+    const int64_t rows = rows_of(s), most = std::clamp(rows / 4, LEAST_ROWS, MOST_ROWS), tiles = ceil_div(rows, most);
+    const int64_t each = ceil_div(ceil_div(rows, tiles), 16) * 16;
     for (int64_t h = 0; h < args_.num_kv_heads; ++h)
       for (int64_t first = (ceil_div(rows, each) - 1) * each; first >= 0; first -= each)
         add(s, h, first, std::min(each, rows - first), PIECE_MANY);

@@ -1,23 +1,34 @@
 // Some tokens of one head's context, the working memory of an item, and its softmax, which goes on from tile to tile.
 #pragma once
+#include <algorithm>
+
 #include "attention_numbers.h"
 #include "scratch.h"
 
 namespace {
 
+using octavo::FETCHED;
 using octavo::MOST_ROWS;
 using octavo::STRETCH;
 
+constexpr int64_t BLOCK = 32;             // rows whose scores are there at a time: they stay in the first-level cache
 constexpr int64_t SCORES = STRETCH + 16;  // from row to row: a multiple of 4 KiB would crowd a few sets of the cache
 constexpr float LOG2_E = 1.44269504f;
+
+inline int64_t up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 
 template <class T>
 struct Tile {
   const T* keys;
   const T* values;
-  const int64_t* offsets;  // of each token, in elements; those of the next tile follow
-  int64_t count, dim;
+  const int64_t* offsets;  // of each token, in elements; those of `ahead` tokens that come next follow
+  int64_t count, ahead, dim;
   int64_t width;  // dim in multiples of 32: from row to row of queries and answers
+};
+
+// Of the tokens of a tile, those at hand: [from, to), multiples of 32; `count` of the tile are real.
+struct Columns {
+  int64_t from, to, count;
 };
 
 // Weights take the scores' place in float32, and half of it in bfloat16.
@@ -29,18 +40,18 @@ constexpr int64_t weights_stride() {
 template <class M>
 struct Space {
   typename M::Number* queries;  // [rows][width], zeros past dim and in rows up to a multiple of 16
-  float* scores;                // [rows][SCORES]
-  typename M::Number* weights;  // [rows][weights_stride], in the scores' memory
+  float* scores;                // [BLOCK][SCORES]
+  typename M::Number* weights;  // [BLOCK][weights_stride], in the scores' memory
   float* answers;               // [rows][width]
   float* largest;               // [rows], of the scores so far, times log2(e)
   float* total;                 // [rows], of the weights so far
-  uint8_t* panels;              // of packed keys, then of packed values
-  int64_t offsets[STRETCH];
+  uint8_t *keys, *values;       // packed
+  int64_t offsets[STRETCH + FETCHED];
 
   Space(octavo::Scratch& scratch, int64_t width) {
     const int64_t numbers = width * int64_t(sizeof(typename M::Number));
-    const int64_t sizes[] = {MOST_ROWS * numbers, MOST_ROWS * SCORES * 4, MOST_ROWS * width * 4, MOST_ROWS * 8,
-                             STRETCH * numbers};
+    const int64_t sizes[] = {MOST_ROWS * numbers, BLOCK * SCORES * 4, MOST_ROWS * width * 4, MOST_ROWS * 8,
+                             STRETCH * numbers, STRETCH * numbers};
     int64_t all = 0;
     for (int64_t size : sizes) all += size;
     uint8_t* p = static_cast<uint8_t*>(scratch.of(size_t(all)));
@@ -48,7 +59,7 @@ struct Space {
     scores = reinterpret_cast<float*>(p), weights = reinterpret_cast<typename M::Number*>(p), p += sizes[1];
     answers = reinterpret_cast<float*>(p), p += sizes[2];
     largest = reinterpret_cast<float*>(p), total = largest + MOST_ROWS, p += sizes[3];
-    panels = p;
+    keys = p, values = p + sizes[4];
   }
 };
 
@@ -75,46 +86,65 @@ struct Softmax {
     return Simd::mul(t, Simd::set1(softcap));
   }
 
-  // The largest exponent of a row. What it does not see becomes -inf, up to whole registers.
+  // Lanes [low, high) of x; -inf in the others.
+  static F seen(F x, int64_t low, int64_t high) {
+#if defined(__AVX512F__)
+    const auto below = [](int64_t n) { return 0xffffu >> (16 - std::clamp<int64_t>(n, 0, 16)); };
+    return {_mm512_mask_mov_ps(_mm512_set1_ps(-INFINITY), __mmask16(below(high) & ~below(low)), x.a)};
+#else
+    float all[16];
+    Simd::store(all, x);
+    for (int64_t i = 0; i < 16; ++i)
+      if (i < low || i >= high) all[i] = -INFINITY;
+    return Simd::load(all);
+#endif
+  }
+
+  // The largest exponent of a row. What it does not see becomes -inf, up to whole pairs of registers.
   float look(float* row, int64_t low, int64_t high) const {
-    const int64_t from = low / 16 * 16, to = (high + 15) / 16 * 16;
-    if (softcap != 0.0f)
-      for (int64_t i = from; i < to; i += 16) Simd::store(row + i, capped(Simd::load(row + i)));
-    for (int64_t i = from; i < low; ++i) row[i] = -INFINITY;
-    for (int64_t i = high; i < to; ++i) row[i] = -INFINITY;
     F most = Simd::set1(-INFINITY);
-    for (int64_t i = from; i < to; i += 16) most = Simd::max(most, Simd::load(row + i));
+    for (int64_t i = low / 32 * 32; i < up(high, 32); i += 16) {
+      F x = Simd::load(row + i);
+      const bool edge = i < low || i + 16 > high;
+      if (softcap != 0.0f) x = capped(x);
+      if (edge) x = seen(x, low - i, high - i);
+      if (edge || softcap != 0.0f) Simd::store(row + i, x);
+      most = Simd::max(most, x);
+    }
     return Simd::largest(most) * (softcap != 0.0f ? 1.0f : scale);
   }
 
-  // Scores to weights, zeros from what is not seen up to `padded`. Returns their sum.
+  // Scores to weights, zeros in what is not seen of [begin, end). Returns their sum.
   template <class M>
-  float weigh(float* row, typename M::Number* weights, int64_t low, int64_t high, int64_t padded, float largest) const {
-    const int64_t from = low / 16 * 16, to = (high + 15) / 16 * 16;
+  float weigh(float* row, typename M::Number* weights, int64_t low, int64_t high, int64_t begin, int64_t end,
+              float largest) const {
+    const int64_t from = low / 32 * 32, to = up(high, 32);
     const F factor = Simd::set1(softcap != 0.0f ? 1.0f : scale), shift = Simd::set1(-largest), zero = Simd::set1(0.0f);
-    F sum = zero;
-    for (int64_t i = 0; i < from; i += 16) M::store(weights + i, zero);
-    for (int64_t i = from; i < to; i += 16) {
-      const F weight = power_of_2<M::EXACT>(Simd::fma(Simd::load(row + i), factor, shift));
-      sum = Simd::add(sum, weight);
-      M::store(weights + i, weight);
+    F sum = zero, other = zero;
+    for (int64_t i = begin; i < from; i += 32) M::store(weights + i, zero, zero);
+    for (int64_t i = from; i < to; i += 32) {
+      const F a = power_of_2<M::EXACT>(Simd::fma(Simd::load(row + i), factor, shift));
+      const F b = power_of_2<M::EXACT>(Simd::fma(Simd::load(row + i + 16), factor, shift));
+      sum = Simd::add(sum, a), other = Simd::add(other, b);
+      M::store(weights + i, a, b);
     }
-    for (int64_t i = to; i < padded; i += 16) M::store(weights + i, zero);
-    return Simd::sum(sum);
+    for (int64_t i = to; i < end; i += 32) M::store(weights + i, zero, zero);
+    return Simd::sum(Simd::add(sum, other));
   }
 
-  // One tile: scores become weights, and what earlier tiles gave shrinks where a larger score has come.
+  // Some rows of a tile, their scores in columns [from, to): scores become weights, and what earlier tiles gave shrinks
+  // where a larger score has come.
   template <class M>
-  void run(Space<M>& space, int64_t rows, int64_t begin, int64_t count, int64_t width) const {
-    const int64_t padded = (count + 31) / 32 * 32;
+  void run(Space<M>& space, int64_t start, int64_t rows, int64_t begin, const Columns& columns, int64_t width) const {
     for (int64_t first = 0; first < rows; first += 16) {
       const int64_t last = first + 16 < rows ? first + 16 : rows;
+      float *largest = space.largest + start + first, *total = space.total + start + first;
       float now[16] = {}, before[16] = {}, shrink[16];
       int64_t low[16], high[16];
       for (int64_t r = first; r < last; ++r) {
         const int64_t i = r - first;
-        range(r, begin, count, low[i], high[i]);
-        before[i] = now[i] = space.largest[r];
+        range(start + r, begin, columns.count, low[i], high[i]);
+        before[i] = now[i] = largest[i];
         if (low[i] >= high[i]) continue;
         const float most = look(space.scores + r * SCORES, low[i], high[i]);
         if (!(most <= now[i])) now[i] = most;
@@ -124,18 +154,18 @@ struct Softmax {
         const int64_t i = r - first;
         typename M::Number* weights = space.weights + r * weights_stride<M>();
         if (low[i] >= high[i]) {
-          for (int64_t t = 0; t < padded; t += 16) M::store(weights + t, Simd::set1(0.0f));
+          for (int64_t t = columns.from; t < columns.to; t += 32) M::store(weights + t, Simd::set1(0.0f), Simd::set1(0.0f));
           continue;
         }
-        const float sum = weigh<M>(space.scores + r * SCORES, weights, low[i], high[i], padded, now[i]);
+        const float sum = weigh<M>(space.scores + r * SCORES, weights, low[i], high[i], columns.from, columns.to, now[i]);
         if (now[i] == before[i]) {
-          space.total[r] += sum;
+          total[i] += sum;
           continue;
         }
-        space.total[r] = space.total[r] * shrink[i] + sum;
-        space.largest[r] = now[i];
+        total[i] = total[i] * shrink[i] + sum;
+        largest[i] = now[i];
         const F factor = Simd::set1(shrink[i]);
-        float* answer = space.answers + r * width;
+        float* answer = space.answers + (start + r) * width;
         for (int64_t d = 0; d < width; d += 16) Simd::store(answer + d, Simd::mul(Simd::load(answer + d), factor));
       }
     }
