@@ -17,6 +17,7 @@ from octavo.plugin import (
     PlatformCaps,
     PlatformInfo,
     Probe,
+    WorkerLaunch,
     hookimpl,
 )
 
@@ -58,9 +59,24 @@ INT8_ACTIVATIONS = OptionSpec(
 )
 
 
+def bind_choice(text: str) -> object:
+    """Parse the option `threads_bind`."""
+    from octavo_cpu.placement import parse
+
+    return parse(text)
+
+
+THREADS_BIND = OptionSpec(
+    type=bind_choice,
+    default="auto",
+    help="auto | none | lists of CPUs such as 0-3|4-7, one for each worker: where workers run; auto gives each of "
+    "several workers the cores and the memory of its own nodes (NUMA), where the machine has several",
+)
+
+
 @hookimpl
 def platform_info() -> PlatformInfo:
-    options = {"wide_copy": WIDE_COPY, "int8_activations": INT8_ACTIVATIONS}
+    options = {"wide_copy": WIDE_COPY, "int8_activations": INT8_ACTIVATIONS, "threads_bind": THREADS_BIND}
     return PlatformInfo(name="cpu", api="0.1", version=VERSION, device_type="cpu", options=options)
 
 
@@ -94,6 +110,7 @@ def platform_caps(options: Mapping[str, object]) -> PlatformCaps:
         extras={
             "wide_copy": options.get("wide_copy", WIDE_COPY.default),
             "int8_activations": options.get("int8_activations", INT8_ACTIVATIONS.default),
+            "threads_bind": options.get("threads_bind", THREADS_BIND.default),
         },
     )
 
@@ -122,18 +139,31 @@ def platform_configure(config: EngineConfig, caps: PlatformCaps) -> Sequence[Con
 
 
 @hookimpl
+def platform_launch() -> WorkerLaunch:
+    from octavo_cpu.placement import leave
+
+    leave()  # or the new ranks would begin where an earlier engine of this process was put
+    return WorkerLaunch()
+
+
+@hookimpl
 def make_device(local_rank: int, config: EngineConfig, caps: PlatformCaps) -> Device:
+    from octavo_cpu import placement
     from octavo_cpu.device import CpuDevice
     from octavo_cpu.host import thread_count
 
-    num_workers = config.parallel.tensor_parallel_size
-    num_threads = thread_count(config.platform.threads, num_workers=num_workers)
+    placement.leave()
+    num_workers, bind = config.parallel.tensor_parallel_size, caps.extras.get("threads_bind", THREADS_BIND.default)
+    place = placement.place_of(config.parallel.rank, num_workers, bind)
+    asked = config.platform.threads or (len(place.cpus) if isinstance(bind, tuple) else None)
+    num_threads = thread_count(asked, num_workers=num_workers)
     return CpuDevice(
         local_rank,
         num_threads=num_threads,
         num_workers=num_workers,
         wide_copy=caps.extras.get("wide_copy") != "never",
         int8_activations=str(caps.extras.get("int8_activations", INT8_ACTIVATIONS.default)),
+        place=place,
     )
 
 

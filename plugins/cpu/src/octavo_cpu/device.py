@@ -7,6 +7,7 @@ import torch
 from octavo.plugin import DeviceDesc, MemInfo
 from octavo.plugin.torch import TorchDevice
 from octavo_cpu import host, native
+from octavo_cpu.placement import ANYWHERE, Place, take
 
 
 class CpuDevice(TorchDevice):
@@ -16,6 +17,7 @@ class CpuDevice(TorchDevice):
     num_threads: threads of torch and of the compiled kernels in this process, set by `activate`.
     wide_copy: whether linear kernels may keep a second copy of a weight, in a wider format, for batches.
     int8_activations: auto | always | never: when products may round activations to 8 bits (the platform's option).
+    place: the cores and the memory node that `activate` confines this thread, and so its worker, to.
     native_bf16: whether bfloat16 products run in hardware; linear kernels choose by it.
     """
 
@@ -27,16 +29,21 @@ class CpuDevice(TorchDevice):
         num_workers: int = 1,
         wide_copy: bool = True,
         int8_activations: str = "auto",
+        place: Place = ANYWHERE,
     ) -> None:
         super().__init__("cpu", index, memory=lambda: host.memory(num_workers))
         self.num_threads = num_threads
         self.wide_copy = wide_copy
         self.int8_activations = int8_activations
+        self.place = place
         self.native_bf16 = host.has_native_bf16()
 
     def activate(self) -> None:
+        take(self.place)
         torch.set_num_threads(self.num_threads)
         if not native.why_not():
+            if self.place.cpus:
+                native.load().octavo_set_threads(1)  # an earlier engine's threads may run elsewhere
             native.load().octavo_set_threads(self.num_threads)
 
     def reset_peak(self) -> None:
@@ -47,4 +54,10 @@ class CpuDevice(TorchDevice):
 
     def describe(self) -> DeviceDesc:
         info: MemInfo = self.memory()
-        return DeviceDesc(name=host.cpu_name(), index=self.index, memory=info.total, compute_units=self.num_threads)
+        return DeviceDesc(
+            name=host.cpu_name(),
+            index=self.index,
+            memory=info.total,
+            compute_units=self.num_threads,
+            numa=self.place.node,
+        )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -17,6 +18,7 @@ CGROUP = Path("/sys/fs/cgroup")
 """Where a container sees its own limits: version 2 at the root, version 1 in a folder for each controller."""
 
 CPU = Path("/sys/devices/system/cpu")
+NODE = Path("/sys/devices/system/node")
 
 MATRIX_FLAGS = (
     "avx2",
@@ -102,10 +104,34 @@ def cpu_quota(root: Path = CGROUP) -> int | None:
     return max(1, int(quota) // int(period))
 
 
+def cpu_list(text: str) -> list[int]:
+    """CPUs as Linux lists them: "0-3,8" is [0, 1, 2, 3, 8]. Raises ValueError for another form."""
+    out: list[int] = []
+    for part in text.split(",") if text.strip() else ():
+        first, _, last = part.partition("-")
+        out += range(int(first), int(last or first) + 1)
+    return out
+
+
+def nodes() -> dict[int, set[int]]:
+    """The CPUs next to each memory node, those that this process may use. Empty where the system does not tell."""
+    allowed = set(allowed_cpus())
+    found = {int(p.name[4:]): allowed.intersection(cpu_list(read(p / "cpulist"))) for p in NODE.glob("node[0-9]*")}
+    return {node: near for node, near in sorted(found.items()) if near}
+
+
+def one_of_each_core(cpus: Iterable[int]) -> list[int]:
+    """Of CPUs that are hyper-threads of one core the first."""
+    cores: dict[str, int] = {}
+    for cpu in sorted(cpus):
+        cores.setdefault(read(CPU / f"cpu{cpu}/topology/thread_siblings_list") or str(cpu), cpu)
+    return list(cores.values())
+
+
 def physical_cores() -> int:
     """Cores with a CPU that this process may use, hyper-threads counted once, at most the container's quota."""
-    siblings = [read(CPU / f"cpu{i}/topology/thread_siblings_list") or str(i) for i in allowed_cpus()]
-    return min(len(set(siblings)), cpu_quota() or len(siblings))
+    cores = len(one_of_each_core(allowed_cpus()))
+    return min(cores, cpu_quota() or cores)
 
 
 def thread_count(asked: int | None, *, num_workers: int = 1) -> int:
