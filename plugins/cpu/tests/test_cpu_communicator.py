@@ -94,13 +94,18 @@ def sums(comm: CpuCommunicator, _: Connection) -> list[tuple[str, torch.Tensor, 
             own = part(comm.rank, size, dtype)
             ours, theirs = comm.all_reduce(own.clone()), TorchCommunicator.all_reduce(comm, own.clone())
             found.append((f"{dtype} {size}", ours, theirs))
+    rows = part(comm.rank, 60, torch.float32).view(6, 10)
+    ours, theirs = comm.all_reduce(rows.clone()[:, ::2].t()), part(0, 60, torch.float32).view(6, 10)[:, ::2].t().clone()
+    for rank in range(1, comm.size):
+        theirs += part(rank, 60, torch.float32).view(6, 10)[:, ::2].t()
+    found.append(("strided", ours, theirs))
     return found
 
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_sums_are_those_of_gloo_and_equal_on_all_ranks(size: int) -> None:
     answers = run(size, sums)
-    assert len(answers[0]) == 4 * len(SIZES)
+    assert len(answers[0]) == 4 * len(SIZES) + 1
     for case in zip(*answers, strict=True):
         name, ours, theirs = case[0]
         assert all(torch.equal(other, ours) for _, other, _ in case), f"{name}: ranks differ"
