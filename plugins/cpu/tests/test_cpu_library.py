@@ -1,19 +1,20 @@
-"""The compiled library as a file: how it is built, found, switched off, and that it touches no memory but its own."""
+"""The compiled library as a file: how it is built, found, switched off, and what its header and Python say alike."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from octavo_cpu import native
+from octavo_cpu import attention_native, communicator, linear_native, native, ops_native, sampling_native, tape
 from octavo_cpu.kernels import build
-from octavo_cpu.linear_native import Layer
 
 
 def reason_under(**environment: str) -> str:
@@ -45,25 +46,63 @@ def test_build_without_a_compiler_says_why(tmp_path: Path, monkeypatch: pytest.M
     assert not (tmp_path / "library.so").exists()
 
 
-def test_structure_handed_to_the_library_is_as_large_as_its_twin() -> None:
-    assert ctypes.sizeof(Layer) == 40
+MIRRORS = (attention_native, communicator, linear_native, ops_native, sampling_native, tape)
+"""Modules with twins of the structures of api.h: classes whose docstring names theirs."""
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_sanitizers_find_nothing(tmp_path: Path) -> None:
-    """Every kind, odd shapes and threads, under AddressSanitizer and UndefinedBehaviorSanitizer."""
+def twins() -> dict[str, type[ctypes.Structure]]:
+    """Python's structures by the names of api.h's."""
+    found = (value for module in MIRRORS for value in vars(module).values() if isinstance(value, type))
+    structures = {c for c in found if issubclass(c, ctypes.Structure)}
+    return {(c.__doc__ or "").split("`")[1].removeprefix("octavo::"): c for c in structures}
+
+
+def claims(name: str, twin: type[ctypes.Structure]) -> list[str]:
+    """What must hold in C++ for a structure to be what Python takes it for."""
+    out = [f"sizeof(octavo::{name}) == {ctypes.sizeof(twin)}"]
+    for field, kind, *_ in twin._fields_:
+        trait = {ctypes.c_void_p: "pointer", ctypes.c_float: "floating_point"}.get(
+            kind, "class" if issubclass(kind, ctypes.Structure) else "integral"
+        )
+        here = f"octavo::{name}, {field}"
+        out.append(f"offsetof({here}) == {getattr(twin, field).offset}")
+        out.append(f"sizeof(octavo::{name}::{field}) == {ctypes.sizeof(kind)}")
+        out.append(f"std::is_{trait}_v<decltype(octavo::{name}::{field})>")
+    return out
+
+
+def numbered(names: Mapping[str, int], prefix: str = "") -> list[str]:
+    return [f"octavo::{prefix}{name.upper()} == {number}" for name, number in names.items()]
+
+
+def test_structures_and_numbers_are_those_of_the_header(tmp_path: Path) -> None:
+    """Names, places, sizes and kinds of all fields, as a compiler sees them."""
     if shutil.which("g++") is None:
         pytest.skip("g++ is not installed")
-    program = tmp_path / "sanitized"
-    driver = Path(__file__).with_name("sanitized_products.cpp")
-    flags = ["-std=c++17", "-O0", "-g1", "-pthread", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-    objects = []
-    for file in [*build.sources(), driver]:
-        objects.append(str(tmp_path / f"{file.stem}.o"))
-        command = ["g++", *flags, *build.OF_FILE.get(file.name, ()), f"-I{build.HERE}", "-c", str(file), "-o"]
-        subprocess.run([*command, objects[-1]], check=True)
-    subprocess.run(["g++", *flags, *objects, "-o", str(program)], check=True)
-    done = subprocess.run([program], capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert "products" in done.stdout
+    short = {"bfloat16": "BF16", "float32": "F32", "float16": "F16", "int8": "I8", "float8_e4m3fn": "E4M3"}
+    kinds = {short.get(kind, kind): i for i, kind in enumerate(linear_native.KINDS)}
+    dtypes = {short[str(dtype).removeprefix("torch.")]: i for dtype, i in ops_native.DTYPES.items()}
+    checked = [claim for name, twin in twins().items() for claim in claims(name, twin)]
+    checked += [f"OCTAVO_ABI == {native.ABI}", f"octavo::NUM_KINDS == {len(kinds)}"]
+    checked += numbered(kinds) + numbered(dtypes, "AS_")
+    checked += numbered({gate or "no_gate": i for i, gate in enumerate(native.GATES)})
+    checked += numbered({"no_norm": ops_native.NORMS["none"], "norm_head": ops_native.NORMS["head"]})
+    checked += numbered({"norm_row": ops_native.NORMS["row"]})
+    source = tmp_path / "claims.cpp"
+    lines = [f"static_assert({claim});" for claim in checked]
+    source.write_text("\n".join(["#include <cstddef>", "#include <type_traits>", '#include "api.h"', *lines, ""]))
+    command = ["g++", "-std=c++17", "-fsyntax-only", f"-I{build.HERE}", str(source)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_list_of_arguments_has_a_twin() -> None:
+    named = re.findall(r"^struct (\w+Args|KVStrides|Linear) {", (build.HERE / "api.h").read_text(), re.MULTILINE)
+    assert set(named) == set(twins())
+
+
+def test_other_lists_of_dtypes_begin_like_the_one_that_is_checked() -> None:
+    names = [str(dtype).removeprefix("torch.") for dtype in ops_native.DTYPES]
+    assert list(ops_native.DTYPES.values()) == list(range(len(names)))
+    for shorter in (native.DTYPES, linear_native.DTYPES):
+        assert list(shorter) == names[: len(shorter)]

@@ -53,7 +53,7 @@ class BeginArgs(ctypes.Structure):
         *((name, c_void_p) for name in ("tokens", "blocks", "groups", "ended", "seqs", "q_starts", "ids", "positions")),
         *((name, c_void_p) for name in ("slots", "block_table", "picks")),
         *((name, c_int64) for name in ("num_tokens", "num_seqs", "num_rows", "num_columns", "num_groups")),
-        *((f"{name}_stride", c_int64) for name in ("tokens", "seqs", "slots", "table", "picks")),
+        *((name, c_int64) for name in ("row_tokens", "seqs_stride", "slots_stride", "table_stride", "picks_stride")),
     )
 
 
@@ -62,7 +62,7 @@ class CommitArgs(ctypes.Structure):
 
     _fields_ = (
         *((name, c_void_p) for name in ("tokens", "ended", "limits", "stops", "chosen", "picks")),
-        *((name, c_int64) for name in ("num_chosen", "num_stops", "tokens_stride", "picks_stride")),
+        *((name, c_int64) for name in ("num_chosen", "num_stops", "row_tokens", "picks_stride")),
     )
 
 
