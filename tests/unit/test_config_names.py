@@ -18,7 +18,9 @@ def test_the_flat_name_of_a_field_sets_that_field(dotted):
     assert dotted_fields(config)[dotted] == value
 
 
-@pytest.mark.parametrize(("given", "dtype"), [("fp8", "float8_e4m3fn"), ("fp8_e5m2", "float8_e5m2")])
+@pytest.mark.parametrize(
+    ("given", "dtype"), [("fp8", "float8_e4m3fn"), ("fp8_e5m2", "float8_e5m2"), ("int8_per_token_head", "int8")]
+)
 def test_the_caches_dtype_may_be_spelt_as_vllm_does(given, dtype):
     assert make_config(kv_cache_dtype=given).cache.dtype == dtype
 

@@ -47,7 +47,8 @@ class ModelConfig:
 @dataclass(frozen=True, kw_only=True)
 class CacheConfig:
     """KV memory. The pool takes `memory_utilization` of the device minus weights and the largest step's activations,
-    unless `memory_bytes` or `num_blocks` fixes it. dtype: "auto" follows the model; "fp8" is float8_e4m3fn.
+    unless `memory_bytes` or `num_blocks` fixes it. dtype: "auto" follows the model; "fp8" is float8_e4m3fn; "int8"
+    has a scale for each token and head.
     group_blocks: the blocks of every KV group; set by an engine that wakes up, to be as large as it was."""
 
     block_size: int = 16
@@ -152,7 +153,12 @@ ALIASES = {
 """Flat names (as in `LLM(...)` and on the command line) that differ from the field's own name."""
 
 VALUE_ALIASES: Mapping[str, Mapping[str, str]] = {
-    "cache.dtype": {"fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"},
+    "cache.dtype": {
+        "fp8": "float8_e4m3fn",
+        "fp8_e4m3": "float8_e4m3fn",
+        "fp8_e5m2": "float8_e5m2",
+        "int8_per_token_head": "int8",
+    },
 }
 """By field: values as vLLM spells them -> ours."""
 

@@ -62,7 +62,9 @@ def test_ragged_batch_equals_dense_attention(isa: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (9, 3), (8, 1), (12, 1), (13, 1), (150, 1)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads"), [(4, 4), (4, 2), (9, 3), *((n, 1) for n in (4, 5, 6, 7, 8, 9, 11, 12, 13, 150))]
+)
 def test_every_number_of_query_heads_for_a_kv_head(isa: str, dtype: str, heads: int, kv_heads: int) -> None:
     check(spec_of(dtype, heads, kv_heads, 32), [(70, 1), (600, 1), (9, 30), (0, 3)])
 
@@ -263,7 +265,7 @@ def test_step_of_no_tokens_is_nothing() -> None:
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
-        ({"kv_dtype": "int8"}, "int8"),
+        ({"kv_dtype": "float8_e5m2"}, "e5m2"),
         ({"dtype": "float64"}, "float64"),
         ({"num_heads": 5}, "divide"),
         ({"scale": 0.0}, "positive"),

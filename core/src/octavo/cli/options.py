@@ -32,7 +32,7 @@ HELP: Mapping[str, str] = {
     "model.logprobs_mode": "What logprobs are: of the model or of what is sampled from, log-softmax or logits.",
     "model.seed": "Seed of everything random that no request seeds.",
     "cache.block_size": "Tokens of one KV block.",
-    "cache.dtype": "Dtype of the KV cache: auto follows the model; fp8 halves it.",
+    "cache.dtype": "Dtype of the KV cache: auto follows the model; fp8 and int8 halve it.",
     "cache.memory_utilization": "Share of the device's memory that the engine may take.",
     "cache.memory_bytes": "Bytes of KV memory, instead of measuring (2G = 2 GiB).",
     "cache.num_blocks": "Number of KV blocks, instead of measuring.",

@@ -26,7 +26,8 @@ Tensor = torch.Tensor
 def kv_write(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
     """Write token t's key and value to slot slots[t] = block * N + offset. In place; returns both caches.
 
-    k, v [T, Hkv, D], possibly strided; caches [B, Hkv, N, D] in any stride order and dtype; slots int64 [T].
+    k, v [T, Hkv, D], possibly strided; caches [B, Hkv, N, D] in any stride order and dtype, of int8 as `quantized`
+    says; slots int64 [T].
     """
     block_size = k_cache.shape[2]
     blocks, offsets = slots // block_size, slots % block_size
@@ -37,10 +38,32 @@ def kv_write(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tens
 
 def narrowed(x: Tensor, dtype: torch.dtype) -> Tensor:
     """x in the cache's dtype. What an 8-bit format cannot hold becomes its largest value, not a NaN."""
+    if dtype == torch.int8:
+        return quantized(x)
     if dtype.is_floating_point and dtype.itemsize == 1:
         largest = torch.finfo(dtype).max
         x = x.clamp(-largest, largest)
     return x.to(dtype)
+
+
+def quantized(x: Tensor) -> Tensor:
+    """Rows x [..., D] as an int8 cache keeps them: int8 [..., D + 4], codes of -127 .. 127 and the bytes of a float32.
+
+    A number is its code times the row's scale, which is the largest absolute number over 127.
+    """
+    rows = x.float()
+    scale = rows.abs().amax(dim=-1, keepdim=True) / 127
+    inverse = torch.where((scale > 1e-30) & scale.isfinite(), 1 / scale, 0.0)
+    codes = (rows * inverse).round().nan_to_num(0.0)
+    return torch.cat((codes.to(torch.int8), scale.view(torch.int8)), dim=-1)
+
+
+def restored(rows: Tensor) -> Tensor:
+    """What `quantized` gave, as numbers: float32 [..., D]. Rows of other dtypes are returned as they are."""
+    if rows.dtype != torch.int8:
+        return rows
+    scales = rows[..., -4:].clone(memory_format=torch.contiguous_format)
+    return rows[..., :-4].float() * scales.view(torch.float32)
 
 
 def divided(x: Tensor, scale: float | Tensor) -> Tensor:
@@ -71,10 +94,10 @@ def paged_attention(
 ) -> Tensor:
     """Causal attention of each sequence's newest tokens over its whole context, already in the cache.
 
-    q [T, H, D]; caches [B, Hkv, N, D]; block_table int32 [S, M]; q_starts int32 [S + 1]; kv_lens int32 [S], 0 for
-    padding. A query at position p sees positions p - window + 1 .. p. sinks float32 [H]: a logit of each head that
-    takes weight and gives no value. Softmax in float32. Returns a new [T, H, D] in q's dtype; tokens beyond
-    q_starts[S] become zero. Blocks that no query sees are never read: they may belong to others by now.
+    q [T, H, D]; caches [B, Hkv, N, D], of int8 as `quantized` says; block_table int32 [S, M]; q_starts int32 [S + 1];
+    kv_lens int32 [S], 0 for padding. A query at position p sees positions p - window + 1 .. p. sinks float32 [H]: a
+    logit of each head that takes weight and gives no value. Softmax in float32. Returns a new [T, H, D] in q's dtype;
+    tokens beyond q_starts[S] become zero. Blocks that no query sees are never read: they may belong to others by now.
     """
     out = torch.zeros_like(q, memory_format=torch.contiguous_format)
     starts, lengths = q_starts.tolist(), kv_lens.tolist()
@@ -94,7 +117,8 @@ def gather_context(
     first = max(0, kv_len - q_len - window + 1) if window is not None else 0
     position = torch.arange(first, kv_len, device=table.device)
     blocks = table[position // block_size].long()
-    return k_cache[blocks, :, position % block_size], v_cache[blocks, :, position % block_size], first
+    k, v = (restored(cache[blocks, :, position % block_size]) for cache in (k_cache, v_cache))
+    return k, v, first
 
 
 def attend(

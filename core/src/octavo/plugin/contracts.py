@@ -71,7 +71,10 @@ class Device(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class KVView:
-    """The cache of one layer. k, v: [B, num_kv_heads, block_size, head_dim], strided as `KVLayout.order` says."""
+    """The cache of one layer. k, v: [B, num_kv_heads, block_size, content], strided as `KVLayout.order` says.
+
+    content: head_dim; in int8 four more, see `octavo.ops.attention.quantized`.
+    """
 
     k: Tensor
     v: Tensor

@@ -98,7 +98,7 @@ class KVSpec:
     """What one KV group stores per layer. Layers with equal specs form one group with one block table.
 
     kind: "full" keeps all positions; "sliding" needs only the last `window`.
-    dtype: torch name of the stored element.
+    dtype: torch name of the stored element. "int8": codes, with a scale for each token and head behind them.
     """
 
     kind: Literal["full", "sliding"]
@@ -109,9 +109,14 @@ class KVSpec:
     window: int | None = None
 
     @property
+    def content(self) -> int:
+        """Elements of a token's key or value of one head: its numbers, and in int8 the bytes of a float32 scale."""
+        return self.head_dim + (4 if self.dtype == "int8" else 0)
+
+    @property
     def block_elements(self) -> int:
         """Elements of one block of one layer, keys and values together."""
-        return 2 * self.num_kv_heads * self.block_size * self.head_dim
+        return 2 * self.num_kv_heads * self.block_size * self.content
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -72,7 +72,7 @@ def divide(
 
 
 def allocate(plan: KVPlan, layout: KVLayout, device: Device) -> list[KVView]:
-    """One view per layer, logically [blocks, heads, block_size, head_dim], laid out as the layout's order says.
+    """One view per layer, logically [blocks, heads, block_size, content], laid out as the layout's order says.
 
     Raises ConfigError naming the options to lower if the device has not that much memory.
 
@@ -81,7 +81,7 @@ def allocate(plan: KVPlan, layout: KVLayout, device: Device) -> list[KVView]:
     spec = plan.spec
     if sorted(layout.order) != sorted("BHNC"):
         raise ConfigError(f"KV layout order must be a permutation of 'BHNC', not {layout.order!r}")
-    sizes = {"B": plan.num_blocks, "H": spec.num_kv_heads, "N": spec.block_size, "C": spec.head_dim}
+    sizes = {"B": plan.num_blocks, "H": spec.num_kv_heads, "N": spec.block_size, "C": spec.content}
     shape = [sizes[axis] for axis in layout.order]
     to_logical = [layout.order.index(axis) for axis in "BHNC"]
     dtype = getattr(torch, layout.dtype)

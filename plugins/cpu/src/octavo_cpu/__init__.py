@@ -100,8 +100,8 @@ def platform_caps(options: Mapping[str, object]) -> PlatformCaps:
     return PlatformCaps(
         dtypes=("bfloat16", "float16", "float32"),
         default_dtype="bfloat16" if prefers_bf16() else "float32",
-        # Without the compiled library a cache in fp8 runs on core's reference attention, which is slow.
-        kv_dtypes=("auto", "float8_e4m3fn"),
+        # Without the compiled library a cache in 8 bits runs on core's reference attention, which is slow.
+        kv_dtypes=("auto", "float8_e4m3fn", "int8"),
         dist_backend="gloo",
         collectives=frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast", "send", "recv"}),
         max_world_size=64,

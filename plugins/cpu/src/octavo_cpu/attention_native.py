@@ -100,13 +100,14 @@ def interleaved(plan: KVPlan, device: Device) -> list[KVView]:
     same step, which then takes a fifth of a second longer.
     """
     spec = plan.spec
-    shape = (plan.num_blocks, plan.num_layers, 2, spec.num_kv_heads, spec.block_size, spec.head_dim)
+    shape = (plan.num_blocks, plan.num_layers, 2, spec.num_kv_heads, spec.block_size, spec.content)
     storage = lazy_zeros(shape, getattr(torch, spec.dtype), device.torch_device)
     return [KVView(k=storage[:, layer, 0], v=storage[:, layer, 1]) for layer in range(plan.num_layers)]
 
 
 class NativeAttention:
-    """`AttentionBackend` of the compiled library. Model dtype in and out; the cache in the same, or in float8.
+    """`AttentionBackend` of the compiled library. Model dtype in and out; the cache in the same, in float8
+    or in int8.
 
     A sequence's context is cut into pieces of fixed length, which threads take as they come, and added up in order:
     an answer depends neither on the batch around it nor on the number of threads. Scores, softmax and sums are float32
@@ -124,8 +125,8 @@ class NativeAttention:
             return no(reason)
         if spec.dtype not in ("bfloat16", "float16", "float32"):
             return no(f"no {spec.dtype} activations")
-        if spec.kv_dtype not in (spec.dtype, "float8_e4m3fn"):
-            return no(f"keeps the cache in the model's {spec.dtype} or in float8_e4m3fn, not {spec.kv_dtype}")
+        if spec.kv_dtype not in (spec.dtype, "float8_e4m3fn", "int8"):
+            return no(f"keeps the cache in the model's {spec.dtype}, float8_e4m3fn or int8, not in {spec.kv_dtype}")
         if spec.num_heads % spec.num_kv_heads:
             return no(f"{spec.num_heads} query heads do not divide among {spec.num_kv_heads} kv heads")
         if spec.window is not None and not spec.causal:
@@ -200,7 +201,7 @@ class NativeAttention:
         assert kv.k.stride() == kv.v.stride(), "keys and values must lie alike"
         assert not spec.sinks or layer.sinks is not None, "the spec has sinks, the layer brings none"
         scales = [self._scales(scale) for scale in (layer.k_scale, layer.v_scale)]
-        if spec.kv_dtype == spec.dtype and any(scale is not None for scale in scales):
+        if spec.kv_dtype != "float8_e4m3fn" and any(scale is not None for scale in scales):
             raise ValueError(
                 f"layer {layer.index}: k_scale and v_scale are for a float8 cache, not for one in {spec.kv_dtype}"
             )

@@ -26,7 +26,7 @@ from octavo_cpu.kernels.build import FAILURE, LIBRARY, NoLibraryError
 if TYPE_CHECKING:
     import torch
 
-ABI = 6
+ABI = 7
 """`OCTAVO_ABI` of `kernels/api.h`, which this file mirrors."""
 
 ISAS = ("generic", "avx2", "avx512", "avx512_bf16", "amx", "neon")

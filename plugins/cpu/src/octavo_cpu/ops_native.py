@@ -15,7 +15,7 @@ from octavo_cpu import native
 
 Tensor = torch.Tensor
 
-DTYPES = {torch.bfloat16: 0, torch.float32: 1, torch.float16: 2, torch.float8_e4m3fn: 3}
+DTYPES = {torch.bfloat16: 0, torch.float32: 1, torch.float16: 2, torch.float8_e4m3fn: 3, torch.int8: 4}
 """`Dtype` of api.h."""
 
 NORMS = {"none": 0, "head": 1, "row": 2}

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from octavo.ops.attention import quantized
 from octavo.plugin import AttentionSpec, AttnBatch, Device, KVLayout, KVPlan, KVSpec, KVView
 from octavo.runner.kvcache import allocate
 
@@ -77,7 +78,7 @@ def build(case: Case, layout: KVLayout, device: Device) -> Inputs:
             for (context, _), table, tensor in zip(case.lens, tables, sequences, strict=True):
                 for position in range(context):
                     filled[table[position // size], :, position % size] = tensor[position]
-            cache.copy_(filled.to(cache.dtype))
+            cache.copy_(quantized(filled) if cache.dtype == torch.int8 else filled.to(cache.dtype))
 
     num_seqs = len(case.lens) + case.pad_seqs
     starts = np.zeros(num_seqs + 1, np.int32)

@@ -15,7 +15,7 @@ enum Kind : int32_t {
 };
 
 // Numbers as torch holds them. Activations are of the first two, of a product also of the third; a KV cache may be any.
-enum Dtype : int32_t { AS_BF16 = 0, AS_F32 = 1, AS_F16 = 2, AS_E4M3 = 3 };
+enum Dtype : int32_t { AS_BF16 = 0, AS_F32 = 1, AS_F16 = 2, AS_E4M3 = 3, AS_I8 = 4 };
 
 // With a gate the first half of the N outputs are gates: y is [T, N / 2].
 enum Gate : int32_t { NO_GATE = 0, SILU = 1, GELU = 2, GELU_TANH = 3 };
@@ -31,7 +31,7 @@ struct Linear {
 }  // namespace octavo
 
 // The version of this header; the Python side refuses a library of another one.
-constexpr int OCTAVO_ABI = 6;
+constexpr int OCTAVO_ABI = 7;
 OCTAVO_API int octavo_abi();
 
 // Takes the instruction set `name` ("generic", "avx2", "avx512", "avx512_bf16", "amx", "neon"), or the best one for "". 0 if this CPU lacks it.

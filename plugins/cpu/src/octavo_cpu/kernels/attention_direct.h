@@ -9,7 +9,7 @@ namespace {
 template <class T>
 void fetch(const T* row, int64_t dim) {
   const char* p = reinterpret_cast<const char*>(row);
-  for (int64_t i = 0; i < dim * int64_t(sizeof(T)); i += 64) __builtin_prefetch(p + i, 0, 2);
+  for (int64_t i = 0; i < dim * int64_t(sizeof(T)) + SCALE_BYTES<T>; i += 64) __builtin_prefetch(p + i, 0, 2);
 }
 
 // scores[r][t] = queries[r] . keys[t] for R rows. ahead: tokens whose keys to fetch.

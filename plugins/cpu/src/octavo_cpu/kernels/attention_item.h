@@ -67,13 +67,13 @@ class Attend {
     const bool capped = args_.softcap != 0.0f;
     // Row 0 may be in the middle of its token: rows are counted from that token's first one.
     return {before, group_, args_.window, args_.causal != 0, scale * LOG2_E * (capped ? 2.0f / args_.softcap : 1.0f),
-            args_.softcap * LOG2_E, item_.first_row};
+            args_.softcap * LOG2_E, item_.first_row, nullptr, nullptr};
   }
 
   // The tokens that follow a tile are located too, those of the next item among them, so that they can be fetched.
   template <class Read>
   void walk() {
-    const Softmax softmax = this->softmax();
+    Softmax softmax = this->softmax();
     const T* keys = static_cast<const T*>(args_.k_cache);
     const T* values = static_cast<const T*>(args_.v_cache);
     for (int64_t begin = item_.begin; begin < item_.end; begin += STRETCH) {
@@ -88,9 +88,19 @@ class Attend {
       for (int64_t t = begin; t < end; t += Read::TOKENS) {
         const int64_t count = std::min(Read::TOKENS, end - t), after = t - begin + count;
         const Tile<T> tile{keys, values, space_.offsets + (t - begin), count, std::min(FETCHED, located - after), dim_, width_};
+        if constexpr (SCALE_BYTES<T> > 0) take_scales(tile, softmax);
         Read::run(tile, space_, softmax, item_.num_rows, t);
       }
     }
+  }
+
+  void take_scales(const Tile<T>& tile, Softmax& softmax) {
+    for (int64_t i = 0; i < tile.count; ++i) {
+      memcpy(space_.key_scales + i, tile.keys + tile.offsets[i] + dim_, sizeof(float));
+      memcpy(space_.value_scales + i, tile.values + tile.offsets[i] + dim_, sizeof(float));
+    }
+    for (int64_t i = tile.count; i < up(tile.count, 32); ++i) space_.key_scales[i] = space_.value_scales[i] = 0.0f;
+    softmax.key_scales = space_.key_scales, softmax.value_scales = space_.value_scales;
   }
 
   // Where keys and values of an item's tokens begin.
@@ -187,12 +197,14 @@ void attend(const void* context, int64_t begin, int64_t end) {
   if (args.dtype == octavo::AS_BF16) {
     if (args.kv.dtype == octavo::AS_BF16) return attend_items<Brains, Brain>(args, first, last);
     if (args.kv.dtype == octavo::AS_E4M3) return attend_items<Brains, Tiny>(args, first, last);
+    if (args.kv.dtype == octavo::AS_I8) return attend_items<Brains, Code>(args, first, last);
   }
 #endif
   switch (args.kv.dtype) {
     case octavo::AS_BF16: return attend_items<Exact, Brain>(args, first, last);
     case octavo::AS_F16: return attend_items<Exact, Half>(args, first, last);
     case octavo::AS_E4M3: return attend_items<Exact, Tiny>(args, first, last);
+    case octavo::AS_I8: return attend_items<Exact, Code>(args, first, last);
     default: return attend_items<Exact, float>(args, first, last);
   }
 }

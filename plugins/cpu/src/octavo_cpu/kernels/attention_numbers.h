@@ -1,6 +1,7 @@
 // The arithmetic of attention: numbers of every cache as lanes, powers of two, and products in float32 or bfloat16.
 #pragma once
 #include <cmath>
+#include <type_traits>
 
 #include "attention.h"
 
@@ -16,9 +17,15 @@ using F = Simd::F;
 struct Half { uint16_t bits; };
 struct Brain { uint16_t bits; };
 struct Tiny { uint8_t bits; };  // float8 e4m3
+struct Code { uint8_t bits; };  // signed; a row's scale lies behind its codes
+
+// Bytes of scale behind a row.
+template <class T>
+constexpr int64_t SCALE_BYTES = std::is_same_v<T, Code> ? int64_t(sizeof(float)) : 0;
 
 inline F widen(const float* p) { return Simd::load(p); }
 inline F widen(const Brain* p) { return Simd::load_bf16(&p->bits); }
+inline F widen(const Code* p) { return Simd::load_s8(&p->bits); }
 inline F widen(const Half* p) { return Simd::load_half(reinterpret_cast<const uint8_t*>(p)); }
 
 // The bits of an e4m3 number are those of a half whose exponent is 8 less.
@@ -171,11 +178,13 @@ struct Brains {
   static Chunk load(const Number* p) { return {_mm512_loadu_si512(p)}; }
   static Chunk load(const Brain* p) { return {_mm512_loadu_si512(p)}; }
   static Chunk load(const Tiny* p) { return round(widen(p), widen(p + 16)); }
+  static Chunk load(const Code* p) { return round(widen(p), widen(p + 16)); }
   static Chunk load_some(const Brain* p, int64_t count) {
     return {_mm512_maskz_loadu_epi16(__mmask32((uint64_t(1) << count) - 1), p)};
   }
-  static Chunk load_some(const Tiny* p, int64_t count) {
-    Tiny buffer[32] = {};
+  template <class T>
+  static Chunk load_some(const T* p, int64_t count) {
+    T buffer[32] = {};
     memcpy(buffer, p, size_t(count));
     return load(buffer);
   }

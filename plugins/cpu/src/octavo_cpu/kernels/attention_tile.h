@@ -46,6 +46,7 @@ struct Space {
   float* largest;               // [rows], of the scores so far, times log2(e)
   float* total;                 // [rows], of the weights so far
   uint8_t *keys, *values;       // packed
+  float key_scales[STRETCH], value_scales[STRETCH];
   int64_t offsets[STRETCH + FETCHED];
 
   Space(octavo::Scratch& scratch, int64_t width) {
@@ -70,6 +71,7 @@ struct Softmax {
   float scale;    // of scores, log2(e) included; with a cap: before it, over the cap, times two
   float softcap;  // times log2(e); 0: none
   int64_t first_row;
+  const float *key_scales, *value_scales;  // of a tile's tokens, zeros up to a multiple of 32; or null
 
   void range(int64_t row, int64_t begin, int64_t count, int64_t& low, int64_t& high) const {
     low = 0, high = count;
@@ -100,21 +102,23 @@ struct Softmax {
 #endif
   }
 
-  // The largest exponent of a row. What it does not see becomes -inf, up to whole pairs of registers.
+  // The largest exponent of a row, whose scores are there in full afterwards. What it does not see becomes -inf, up to whole pairs of registers.
   float look(float* row, int64_t low, int64_t high) const {
     F most = Simd::set1(-INFINITY);
     for (int64_t i = low / 32 * 32; i < up(high, 32); i += 16) {
       F x = Simd::load(row + i);
       const bool edge = i < low || i + 16 > high;
+      if (key_scales) x = Simd::mul(x, Simd::load(key_scales + i));
       if (softcap != 0.0f) x = capped(x);
       if (edge) x = seen(x, low - i, high - i);
-      if (edge || softcap != 0.0f) Simd::store(row + i, x);
+      if (edge || key_scales || softcap != 0.0f) Simd::store(row + i, x);
       most = Simd::max(most, x);
     }
     return Simd::largest(most) * (softcap != 0.0f ? 1.0f : scale);
   }
 
-  // Scores to weights, zeros in what is not seen of [begin, end). Returns their sum.
+  // Scores to weights, zeros in what is not seen of [begin, end). Returns their sum; they are stored times the values'
+  // scales.
   template <class M>
   float weigh(float* row, typename M::Number* weights, int64_t low, int64_t high, int64_t begin, int64_t end,
               float largest) const {
@@ -126,7 +130,8 @@ struct Softmax {
       const F a = power_of_2<M::EXACT>(Simd::fma(Simd::load(row + i), factor, shift));
       const F b = power_of_2<M::EXACT>(Simd::fma(Simd::load(row + i + 16), factor, shift));
       sum = Simd::add(sum, a), other = Simd::add(other, b);
-      M::store(weights + i, a, b);
+      if (!value_scales) M::store(weights + i, a, b);
+      else M::store(weights + i, Simd::mul(a, Simd::load(value_scales + i)), Simd::mul(b, Simd::load(value_scales + i + 16)));
     }
     for (int64_t i = to; i < end; i += 32) M::store(weights + i, zero, zero);
     return Simd::sum(Simd::add(sum, other));

@@ -2,15 +2,17 @@
 //
 // The element of block b, head h, token n of the block and dimension d is at
 //     b * block_stride + h * head_stride + n * token_stride + d
-// in elements: any order of axes with the head's dimensions innermost. Keys and values have the same strides.
+// in elements: any order of axes with the head's dimensions innermost. Keys and values have the same strides. In a cache of
+// bytes a float follows the dimensions: the scale of these codes.
 #pragma once
+#include <cmath>
 #include <cstring>
 
 #include "api.h"
 
 namespace octavo {
 
-inline int64_t bytes_of(int32_t dtype) { return dtype == AS_F32 ? 4 : dtype == AS_E4M3 ? 1 : 2; }
+inline int64_t bytes_of(int32_t dtype) { return dtype == AS_F32 ? 4 : dtype == AS_E4M3 || dtype == AS_I8 ? 1 : 2; }
 
 inline float from_bits(uint32_t bits) {
   float f;
@@ -69,10 +71,26 @@ inline void* cache_row(void* cache, const KVStrides& strides, int64_t slot, int6
   return static_cast<uint8_t*>(cache) + at * bytes_of(strides.dtype);
 }
 
-// One head's key or value, numbers of `dtype`, over `scale`. A cache has the numbers' own dtype or is float8.
+// The scale of a row whose largest absolute number is this, and what numbers are multiplied with to become codes: 0 if
+// the row holds an infinity or no number, whose scale then says so, or next to nothing.
+inline float scale_of(float largest) { return largest / 127; }
+inline float inverse_of(float scale) { return scale > 1e-30f && scale < INFINITY ? 1 / scale : 0; }
+
+// One head's key or value, numbers of `dtype`, over `scale`. A cache has the numbers' own dtype, or is of float8 or bytes.
 inline void write_row(void* row, int32_t cache_dtype, const void* numbers, int32_t dtype, int64_t dim, float scale) {
   if (cache_dtype == dtype) {
     memcpy(row, numbers, size_t(dim * bytes_of(dtype)));
+  } else if (cache_dtype == AS_I8) {
+    float largest = 0;
+    for (int64_t i = 0; i < dim; ++i) {
+      const float x = std::fabs(element(dtype, numbers, i));
+      largest = std::isnan(largest) || x <= largest ? largest : x;
+    }
+    const float own = scale_of(largest), inverse = inverse_of(own);
+    int8_t* codes = static_cast<int8_t*>(row);
+    for (int64_t i = 0; i < dim; ++i)
+      codes[i] = inverse == 0 ? 0 : int8_t(std::nearbyint(element(dtype, numbers, i) * inverse));
+    memcpy(codes + dim, &own, sizeof(own));
   } else {
     uint8_t* codes = static_cast<uint8_t*>(row);
     for (int64_t i = 0; i < dim; ++i) codes[i] = to_e4m3(element(dtype, numbers, i) / scale);

@@ -9,12 +9,30 @@ namespace {
 
 constexpr int64_t MAX_HEAD = 1024;
 
-// A cache in float32, bfloat16 or e4m3.
+// One head into a row of bytes. Lanes past `dim` are zeros.
+inline void store_codes(int8_t* codes, const float* head, int64_t dim) {
+  // A maximum may pass over what is no number: zero times it does not.
+  F most = Simd::set1(0.0f), zeros = Simd::set1(0.0f);
+  for (int64_t i = 0; i < dim; i += 16) {
+    const F x = Simd::load(head + i);
+    most = Simd::max(most, Simd::abs(x)), zeros = Simd::fma(x, Simd::set1(0.0f), zeros);
+  }
+  const float scale = octavo::scale_of(Simd::largest(most) + Simd::sum(zeros)), inverse = octavo::inverse_of(scale);
+  int8_t all[MAX_HEAD + 16];
+  if (inverse == 0) memset(all, 0, size_t(dim));
+  for (int64_t i = 0; i < dim && inverse != 0; i += 16)
+    Simd::store_s8(all + i, Simd::to_int(Simd::mul(Simd::load(head + i), Simd::set1(inverse))));
+  memcpy(codes, all, size_t(dim));
+  memcpy(codes + dim, &scale, sizeof(scale));
+}
+
+// A cache in float32, bfloat16, e4m3 or bytes.
 inline void store_cached(int dtype, void* cache, const float* head, int64_t dim, float scale) {
   if (dtype == octavo::AS_E4M3) {
     for (int64_t i = 0; i < dim; ++i) static_cast<uint8_t*>(cache)[i] = octavo::to_e4m3(head[i] / scale);
     return;
   }
+  if (dtype == octavo::AS_I8) return store_codes(static_cast<int8_t*>(cache), head, dim);
   with_type(dtype, [&]([[maybe_unused]] auto* type) {
     auto* to = static_cast<decltype(type)>(cache);
     for (int64_t i = 0; i < dim; i += 16) {
