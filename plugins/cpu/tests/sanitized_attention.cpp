@@ -1,4 +1,4 @@
-// Runs attention in buffers of exactly the size that api.h promises to touch: see test_cpu_attention_native.py.
+// Runs attention in buffers of exactly the size that api.h promises to touch: see test_cpu_sanitizers.py.
 #include <cstdio>
 #include <cstdlib>
 #include <vector>
@@ -7,10 +7,11 @@
 
 using namespace octavo;
 
-int main() {
+int main(int count, char** names) {
+  const std::vector<const char*> all{"generic", "avx2", "avx512", "avx512_bf16", "amx", "neon"};
   int steps = 0;
   AttentionPlan* plan = octavo_attention_plan_new();
-  for (const char* isa : {"generic", "avx2", "avx512", "avx512_bf16", "amx"}) {
+  for (const char* isa : count > 1 ? std::vector<const char*>(names + 1, names + count) : all) {
     if (!octavo_use_isa(isa)) continue;
     for (int threads : {1, 3})
       for (int dtype : {AS_BF16, AS_F32, AS_F16})
@@ -46,7 +47,7 @@ int main() {
                                          scaled ? scales.data() : nullptr, heads * dim, kv_heads * dim, kv_heads * dim,
                                          {stored, size, block, head, dim}, tokens, heads, kv_heads, dim, window, 1,
                                          dtype, 0.125f, steps % 3 ? 0.0f : 20.0f};
-                octavo_attention(&args);
+                for (int layer = 0; layer < 2; ++layer) octavo_attention(&args);
                 ++steps;
               }
   }

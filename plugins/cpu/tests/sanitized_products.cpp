@@ -1,4 +1,4 @@
-// Runs every kind of product in buffers of exactly the size that api.h promises to touch: see test_cpu_native.py.
+// Runs every kind of product in buffers of exactly the size that api.h promises to touch: see test_cpu_sanitizers.py.
 #include <cstdio>
 #include <cstdlib>
 #include <vector>
@@ -7,10 +7,11 @@
 
 using namespace octavo;
 
-int main() {
+int main(int count, char** names) {
+  const std::vector<const char*> all{"generic", "avx2", "avx512", "avx512_bf16", "amx", "neon"};
   int products = 0;
   const int64_t bytes_of_block[NUM_KINDS] = {0, 0, 18, 20, 22, 24, 34, 144, 176, 210, 0, 0};
-  for (const char* isa : {"generic", "avx2", "avx512", "avx512_bf16", "amx", "neon"}) {
+  for (const char* isa : count > 1 ? std::vector<const char*>(names + 1, names + count) : all) {
     if (!octavo_use_isa(isa)) continue;
     for (int threads : {1, 3}) {
       octavo_set_threads(threads);
