@@ -335,3 +335,65 @@ def test_weights_lie_apart_and_aligned_in_shared_memory() -> None:
     assert [piece.numel() for piece in pieces] == [1, 64, 1000, 40 << 20, 30 << 20, 50 << 20]
     assert all(start % 64 == 0 for start, _ in spans)
     assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
+
+
+@needs_library
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gated_product_of_many_tokens_lands_where_it_belongs(isa: str, dtype: str) -> None:
+    """More tokens than are multiplied at a time, for a layer of plain numbers and one of blocks."""
+    x, bias = gaussian(600, 256, seed=1).to(getattr(torch, dtype)), gaussian(70, seed=2).to(getattr(torch, dtype))
+    plain = gaussian(70, 256, seed=3).to(getattr(torch, dtype))
+    spec = spec_of(70, 256, dtype, gate="silu")
+    found = matmul(spec, dtype, pack(plain, dtype, spec))(x, bias)
+    assert_near(found, after_gate(x.float() @ plain.float().t() + bias.float(), "silu", dtype), dtype)
+    rows, weight = random_blocks("Q8_0", 70, 256)
+    spec = spec_of(70, 256, dtype, kind="Q8_0", gate="silu")
+    found = matmul(spec, "Q8_0", pack(rows, "Q8_0", spec), exact=True)(x, bias)
+    allowed = 2 * ROUNDING[dtype]  # some instruction sets unpack to bfloat16
+    exact = after_gate(x.float() @ weight.t() + bias.float(), "silu", dtype)
+    assert (found.float() - exact).abs().max() <= allowed * exact.abs().max()
+
+
+@needs_library
+def test_strided_activations_are_read_as_they_stand(isa: str) -> None:
+    weight, x = gaussian(40, 64, seed=1), gaussian(64, 6, seed=2).t()
+    spec = spec_of(40, 64, "float32")
+    assert not x.is_contiguous()
+    assert_near(matmul(spec, "float32", pack(weight, "float32", spec))(x, None), x @ weight.t(), "float32")
+
+
+@needs_library
+@pytest.mark.parametrize("kind", [*DTYPES, "int8", *BLOCKS])
+def test_what_lay_in_the_memory_before_changes_nothing(isa: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Padding of a weight is written when it is packed, that of activations in each product."""
+    n, k = (17, 256) if kind in BLOCKS else (17, 35)
+    dtype = kind if kind in DTYPES else "float32"
+    full = (memory := WeightMemory()).take
+    monkeypatch.setattr("octavo_cpu.linear_native.MEMORY", memory)
+    monkeypatch.setattr(memory, "take", lambda size: full(size).fill_(0xFF))
+    spec = spec_of(n, k, dtype, kind=kind if kind in BLOCKS else None)
+    if kind in BLOCKS:
+        rows, weight = random_blocks(kind, n, k)
+        product = matmul(spec, kind, pack(rows, kind, spec))
+    elif kind == "int8":
+        rows, scales = quantize_rows(gaussian(n, k, seed=1), "int8")
+        weight = rows.float() * scales
+        product = matmul(spec, kind, pack(rows, kind, spec, scales.flatten()))
+    else:
+        weight = gaussian(n, k, seed=1).to(getattr(torch, kind))
+        product = matmul(spec, kind, pack(weight, kind, spec))
+    x = gaussian(5, k, seed=2).to(getattr(torch, dtype))
+    for dirt in (torch.full((64, 4000), float("nan")), torch.full((64, 4000), float("inf"))):
+        for other in DTYPES:  # their rows fill the memory in which the product prepares its own
+            wide = spec_of(2, 4000, other)
+            matmul(wide, other, pack(torch.ones(2, 4000, dtype=getattr(torch, other)), other, wide))(
+                dirt.to(getattr(torch, other)), None
+            )
+        found = product(x, None)
+        assert found.isfinite().all()
+        assert (
+            found.float() - x.float() @ weight.float().t()
+        ).abs().max() <= 0.05 * x.abs().max() * weight.abs().max() * k**0.5
+        others = product(torch.cat([x[:2], torch.full_like(x[:1], float("nan")), x[3:]]), None)
+        kept = [0, 1, 3, 4]
+        assert torch.equal(others[kept], found[kept]), "one row's numbers got into another's"

@@ -211,3 +211,64 @@ def test_min_p_removes_what_is_less_likely_than_its_share_of_the_best(isa: str) 
     logits = gaussian(4, 1001, seed=1) * 4
     threshold = torch.tensor([0.0, 0.1, 0.5, 1.0])
     assert torch.equal(sampling_native.min_p(logits.clone(), threshold), reference("min_p")(logits.clone(), threshold))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_strided_rows_are_normed_as_they_stand(isa: str, dtype: str) -> None:
+    kind = getattr(torch, dtype)
+    weight, tolerance = gaussian(24, seed=1, dtype=kind), {"float32": 1e-5, "bfloat16": 2e-2}[dtype]
+    wide = gaussian(6, 100, seed=2, dtype=kind)
+    heads = gaussian(6, 5, 32, seed=3, dtype=kind)
+    for x in (wide[:, 7:31], heads[:, 1:4, 3:27], heads[:, :, :24].transpose(0, 1), wide.t()[:48:2, :24].t()[:, :24]):
+        assert_close(ops_native.rms_norm(x, weight, 1e-6), reference("rms_norm")(x, weight, 1e-6), tolerance)
+    residual = gaussian(6, 24, seed=4, dtype=kind)
+    found = ops_native.add_rms_norm(wide[:, 7:31], residual.clone(), weight, 1e-6)
+    assert_close(found, reference("add_rms_norm")(wide[:, 7:31].clone(), residual.clone(), weight, 1e-6), tolerance)
+
+
+def test_strided_projection_and_caches_that_lie_differently(isa: str) -> None:
+    packed = gaussian(9, 2 * (3 + 2) * 16, seed=1)[:, ::2]
+    assert not packed.is_contiguous()
+    positions, slots = torch.arange(9), torch.arange(9) + 2
+    angles = gaussian(9, 8, seed=2)
+    table = torch.cat((angles.cos(), angles.sin()), dim=-1)
+
+    def caches() -> tuple[Tensor, Tensor]:
+        return torch.zeros(3, 1, 4, 16), torch.zeros(3, 4, 2, 16).transpose(1, 2)[:, 1:]
+
+    args = (positions, table, None, None, 1e-6, 3, 1)
+    found = ops_native.qkv_norm_rope_write(packed, *args, *caches(), slots)
+    assert_close(found, reference("qkv_norm_rope_write")(packed.clone(), *args, *caches(), slots), 1e-5)
+    assert_close(ops_native.qkv_norm_rope(packed, *args), reference("qkv_norm_rope")(packed.clone(), *args), 1e-5)
+
+
+def test_filters_leave_what_lies_between_rows(isa: str) -> None:
+    top_k, top_p = torch.tensor([3, 0, 5, 0]), torch.tensor([1.0, 0.4, 0.6, 1.0])
+    for name, args in (("topk_topp", (top_k, top_p)), ("min_p", (torch.tensor([0.3, 0.0, 0.8, 0.1]),))):
+        wide = gaussian(4, 60, seed=1)
+        before, rows = wide.clone(), wide[:, 5:42]
+        expected = reference(name)(rows.clone(), *args)
+        assert torch.equal(getattr(sampling_native, name)(rows, *args), expected)
+        assert torch.equal(wide[:, :5], before[:, :5])
+        assert torch.equal(wide[:, 42:], before[:, 42:])
+
+
+def test_draws_from_many_rows_and_seeds_are_the_reference_s(isa: str) -> None:
+    """Flat rows, where noise alone decides and its rare large values do; seeds of more than 32 bits."""
+    n = 150
+    logits = gaussian(n, 6000, seed=1) * 0.01
+    seeds = torch.arange(n) * ((1 << 33) + 12345) - (1 << 40)
+    seeds[1] = seeds[0] + (1 << 32)
+    for temperature in (torch.full((n,), 1.0), torch.full((n,), 1e-3)):
+        args = (logits, temperature, seeds, torch.arange(n))
+        assert torch.equal(sampling_native.sample(*args), reference("sample")(*args))
+    twice = logits[:1].expand(2, -1).contiguous()
+    drawn = sampling_native.sample(twice, torch.ones(2), seeds[:2], torch.zeros(2, dtype=torch.int64))
+    assert drawn[0] != drawn[1], "seeds that differ in their upper half only"
+
+
+@pytest.mark.parametrize("kind", ["silu", "gelu", "gelu_tanh"])
+def test_gates_of_extreme_numbers_are_those_of_torch(isa: str, kind: str) -> None:
+    extreme = torch.tensor([0.0, -0.0, 1e-30, -1e-30, 12.0, -12.0, 87.0, -87.0, 100.0, -100.0, 1e4, -1e4, 1e30, -1e30])
+    x = torch.stack((extreme, torch.ones_like(extreme)), dim=0).flatten()[None]
+    assert_close(ops_native.act_and_mul(x, kind), reference("act_and_mul")(x, kind), 1e-5)

@@ -102,6 +102,7 @@ def test_step_in_which_torch_computes_runs_in_python_for_good(
         lambda x: torch.zeros(3),
         lambda x: x.clone(),
         lambda x: x[0, 0].item(),
+        lambda x: torch.empty_like(x.t()),
     ],
 )
 def test_what_copies_is_noticed(x: torch.Tensor, copies: Callable[[torch.Tensor], Any]) -> None:
@@ -168,6 +169,19 @@ def test_failing_step_leaves_no_recording_behind(x: torch.Tensor) -> None:
     assert native.recording.recorder is None
     handle.step = model(x)
     assert torch.equal(runner.run(handle)[0], model(x)()[0])
+
+
+def test_rank_that_was_lost_within_a_replay_is_an_error(x: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = TapeRunner()
+    handle = runner.prepare(KEY, model(x))
+    runner.run(handle)
+
+    def lost() -> None:
+        raise ConnectionError("rank 1")
+
+    monkeypatch.setattr("octavo_cpu.tape.check_ranks", lost)
+    with pytest.raises(ConnectionError, match="rank 1"):
+        runner.run(handle)
 
 
 def test_decode_sizes_end_at_the_largest_batch() -> None:
