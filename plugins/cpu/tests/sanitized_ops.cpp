@@ -41,21 +41,22 @@ void norms(int dtype, int weight_dtype, int64_t rows, int64_t width) {
 void heads(int dtype, int weight_dtype, int64_t tokens, int64_t dim, int64_t rotated) {
   const int64_t q = 3, kv = 2, size = 4, blocks = 1 + tokens / size;
   for (int norm : {NO_NORM, NORM_HEAD, NORM_ROW})
-    for (int stored : {-1, dtype, int(AS_E4M3)})
+    for (int stored : {-1, dtype, int(AS_E4M3), int(AS_I8)})
       for (const bool side_by_side : {false, true}) {
         const bool cached = stored >= 0;
+        const int64_t content = stored == AS_I8 ? dim + 4 : dim;  // bytes have a scale behind them
         Bytes qkv = numbers(tokens * (q + 2 * kv) * dim, dtype), table = numbers(6 * rotated, dtype);
         const Bytes q_weight = numbers(norm == NORM_ROW ? q * dim : dim, weight_dtype);
         const Bytes k_weight = numbers(norm == NORM_ROW ? kv * dim : dim, weight_dtype);
-        Bytes k_cache(cached ? size_t(blocks * kv * size * dim * bytes_of(stored)) : 0), v_cache(k_cache.size());
+        Bytes k_cache(cached ? size_t(blocks * kv * size * content * bytes_of(stored)) : 0), v_cache(k_cache.size());
         Buffer<int64_t> positions(size_t(tokens), 5), slots;
         for (int64_t t = 0; t < tokens; ++t) slots.push_back(blocks * size - 1 - t);
         const Buffer<float> scales(size_t(kv), 0.5f);
-        const KVStrides strides{cached ? stored : 0, size, kv * size * dim, side_by_side ? dim : size * dim,
-                                side_by_side ? kv * dim : dim};
+        const KVStrides strides{cached ? stored : 0, size, kv * size * content, side_by_side ? content : size * content,
+                                side_by_side ? kv * content : content};
         const QkvArgs args{qkv.data(), positions.data(), rotated ? table.data() : nullptr, norm ? q_weight.data() : nullptr,
                            norm ? k_weight.data() : nullptr, cached ? k_cache.data() : nullptr,
-                           cached ? v_cache.data() : nullptr, slots.data(), side_by_side ? scales.data() : nullptr, nullptr,
+                           cached ? v_cache.data() : nullptr, slots.data(), side_by_side && stored != AS_I8 ? scales.data() : nullptr, nullptr,
                            tokens, q, kv, dim, rotated, strides, strides, 1e-6f, 1.0f, 2.0f, dtype, weight_dtype, norm};
         octavo_qkv(&args);
         ++ops;

@@ -272,3 +272,13 @@ def test_gates_of_extreme_numbers_are_those_of_torch(isa: str, kind: str) -> Non
     extreme = torch.tensor([0.0, -0.0, 1e-30, -1e-30, 12.0, -12.0, 87.0, -87.0, 100.0, -100.0, 1e4, -1e4, 1e30, -1e30])
     x = torch.stack((extreme, torch.ones_like(extreme)), dim=0).flatten()[None]
     assert_close(ops_native.act_and_mul(x, kind), reference("act_and_mul")(x, kind), 1e-5)
+
+
+def test_table_of_angles_in_another_dtype_than_the_heads(isa: str) -> None:
+    angles = gaussian(9, 8, seed=2)
+    table = torch.cat((angles.cos(), angles.sin()), dim=-1)
+    for kind, other in ((torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)):
+        packed = gaussian(9, 5 * 16, seed=1, dtype=kind)
+        args = (torch.arange(9), table.to(other), None, None, 1e-6, 3, 1)
+        expected = reference("qkv_norm_rope")(packed.clone(), *args)
+        assert_close(ops_native.qkv_norm_rope(packed.clone(), *args), expected, 3e-2)
