@@ -28,6 +28,7 @@ from octavo.interrupt import deferred_interrupt
 from octavo.outputs import OutputMerger, RequestOutput
 from octavo.progress import ProgressBar
 from octavo.sampling.params import SamplingParams
+from octavo.uncollected import uncollected
 
 if TYPE_CHECKING:
     from octavo.tokenizer import Tokenizer
@@ -91,12 +92,13 @@ class LLM:
         return llm
 
     def _open(self, config: EngineConfig) -> None:
-        # Importing octavo must not import torch; building an engine does.
-        from octavo import launch
-        from octavo.tokenizer import load_tokenizer_for
+        with uncollected():
+            # Importing octavo must not import torch; building an engine does.
+            from octavo import launch
+            from octavo.tokenizer import load_tokenizer_for
 
-        tokenizer = load_tokenizer_for(config.model)
-        engine, info = launch.build_engine(config)
+            tokenizer = load_tokenizer_for(config.model)
+            engine, info = launch.build_engine(config)
         self._attach(engine, info, tokenizer, config.model.seed)
 
     def _attach(self, engine: EngineLoop, info: ModelInfo, tokenizer: Tokenizer | None, seed: int) -> None:

@@ -46,6 +46,7 @@ from octavo.engine.messages import (
 from octavo.engine.process_transport import ProcessTransport, address, unlimited
 from octavo.engine.pump import describe, pump
 from octavo.errors import ConfigError, EngineError, OctavoError
+from octavo.uncollected import uncollected
 
 if TYPE_CHECKING:
     from octavo.tokenizer import Tokenizer
@@ -145,7 +146,8 @@ def engine_main(config: EngineConfig, build: Build | None, folder: Path, num_cli
 
     code = 0
     try:
-        engine, info = (build or _build_here)(config)
+        with uncollected():
+            engine, info = (build or _build_here)(config)
         # What start-up made lives as long as the process; the collector need not look at it again.
         gc.collect()
         gc.freeze()
