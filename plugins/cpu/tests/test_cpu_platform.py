@@ -261,3 +261,29 @@ def test_memory_that_was_freed_goes_back_to_the_system() -> None:
     CpuDevice(num_threads=1).empty_cache()
     after = host.key_values(host.read(Path("/proc/self/status")))["RssAnon"]
     assert before - after > 50 << 20, len(kept)
+
+
+FAULTS = """
+import resource, torch
+from octavo_cpu.device import CpuDevice
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(10):
+        large = torch.empty(8 << 20, dtype=torch.uint8).fill_(1)  # freed by the next one, and then again
+        larger = torch.empty(30 << 20, dtype=torch.uint8).fill_(1)
+        del large, larger
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+usual = faults()
+CpuDevice(num_threads=1).activate()
+faults()
+print(usual, faults())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of glibc")
+def test_memory_that_a_step_frees_serves_the_next_one() -> None:
+    done = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True)
+    usual, kept = map(int, done.stdout.split())
+    assert kept < 100 < usual

@@ -41,6 +41,7 @@ class CpuDevice(TorchDevice):
     def activate(self) -> None:
         take(self.place)
         torch.set_num_threads(self.num_threads)
+        host.keep_freed_memory()
         if not native.why_not():
             if self.place.cpus:
                 native.load().octavo_set_threads(1)  # an earlier engine's threads may run elsewhere

@@ -20,6 +20,11 @@ CGROUP = Path("/sys/fs/cgroup")
 CPU = Path("/sys/devices/system/cpu")
 NODE = Path("/sys/devices/system/node")
 
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+"""Of glibc's malloc.h."""
+LARGEST_KEPT, MOST_KEPT = 128 << 20, 256 << 20
+"""Bytes of one piece, and of all together, that are not returned to the system when they are freed."""
+
 MATRIX_FLAGS = (
     "avx2",
     "avx512f",
@@ -185,6 +190,14 @@ def reset_peak() -> None:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
         return
+
+
+def keep_freed_memory() -> None:
+    """Let the C library, where it is glibc, use again what a step frees. By default it returns large pieces to the
+    system at once, which clears every page before it gives it out anew: a twentieth of a step with long prompts."""
+    if os.name == "posix" and (set_option := getattr(ctypes.CDLL(None), "mallopt", None)):
+        for option, num_bytes in ((M_MMAP_THRESHOLD, LARGEST_KEPT), (M_TRIM_THRESHOLD, MOST_KEPT)):
+            set_option(option, num_bytes)
 
 
 def give_back_freed_memory() -> None:
