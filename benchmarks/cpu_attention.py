@@ -1,6 +1,6 @@
 """Attention of the CPU platform, compiled and by torch, beside torch's own operator over plain keys and values.
 
-    python benchmarks/cpu_attention.py [--seconds 1] [--dtype bfloat16] [--kv-dtype float8_e4m3fn] [--case NAME ...]
+    python benchmarks/cpu_attention.py [--seconds 1] [--dtype bfloat16] [--kv-dtype int8] [--case NAME ...]
 
 Ratios above 1 mean that the compiled kernel is faster. The sides take turns, and layers with caches of their own take
 turns, so that a step finds no more in the processor's caches than in serving. Medians. GB/s counts keys and values
@@ -19,6 +19,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from octavo.ops.attention import narrowed
 from octavo.plugin import AttentionSpec, AttnBatch, AttnLayer, BatchLimits, KVPlan, KVView
 from octavo.runner.kvcache import allocate
 from octavo.testing.conformance.paged import kv_spec_of, leading_decodes
@@ -40,7 +41,9 @@ CASES: dict[str, Lens] = {
     "decode 1 x 8192": [(8192, 1)],
     "decode 64 x 512": [(512, 1)] * 64,
     "decode 64, 64 to 1024": [(64 + 15 * i, 1) for i in range(64)],
+    "decode 64, 32 to 768": [(32 + 736 * i // 63, 1) for i in range(64)],
     "prefill 128": [(128, 128)],
+    "prefill 512": [(512, 512)],
     "prefill 2048": [(2048, 2048)],
     "chunk of 512 at 4096": [(4096, 512)],
     "mixed: 32 x 512 decodes, 2 x 256 prompts": [*[(512, 1)] * 32, (256, 256), (256, 256)],
@@ -88,7 +91,7 @@ class Step:
     def bytes(self) -> int:
         """Of the keys and values that one layer has to read."""
         size: int = getattr(torch, self.spec.kv_dtype).itemsize
-        return 2 * self.spec.num_kv_heads * self.spec.head_dim * size * sum(n for n, _ in self.lens)
+        return 2 * self.spec.num_kv_heads * kv_spec_of(self.spec).content * size * sum(n for n, _ in self.lens)
 
     @property
     def flops(self) -> int:
@@ -99,7 +102,7 @@ class Step:
         views = allocate(self.plan, backend.kv_layout(self.plan.spec), self.device)
         for view in views:
             for cache in (view.k, view.v):
-                cache.copy_(torch.randn(cache.shape))
+                cache.copy_(narrowed(torch.randn(*cache.shape[:3], self.spec.head_dim), cache.dtype))
         return views
 
     def paged(self, backend: type[NativeAttention] | type[PagedAttention]) -> Callable[[int], object]:

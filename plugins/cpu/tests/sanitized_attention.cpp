@@ -15,7 +15,7 @@ int main(int count, char** names) {
     if (!octavo_use_isa(isa)) continue;
     for (int threads : {1, 3})
       for (int dtype : {AS_BF16, AS_F32, AS_F16})
-        for (int stored : {dtype, int(AS_E4M3)})
+        for (int stored : {dtype, int(AS_E4M3), int(AS_I8)})
           for (int64_t dim : {37, 64, 80})
             for (int64_t kv_heads : {1, 2})
               for (int64_t window : {0, 9}) {
@@ -33,7 +33,8 @@ int main(int count, char** names) {
                     const int64_t position = lens[s] - starts[s + 1] + t;
                     slots[t] = table[s * width + position / size] * size + position % size;
                   }
-                const int64_t head = size * dim, block = kv_heads * head, bytes = bytes_of(dtype);
+                const int64_t content = dim + (stored == AS_I8 ? 4 : 0), head = size * content, block = kv_heads * head;
+                const int64_t bytes = bytes_of(dtype);
                 std::vector<uint8_t> k_cache(blocks * block * bytes_of(stored)), v_cache(k_cache.size());
                 std::vector<uint8_t> q(tokens * heads * dim * bytes, 0x3c), out(q.size());
                 std::vector<uint8_t> k(tokens * kv_heads * dim * bytes, 0x3a), v(k.size(), 0x3b);
@@ -41,11 +42,11 @@ int main(int count, char** names) {
                 const AttentionPlanArgs cut{plan,  starts.data(), lens.data(),  seqs,  kv_heads,    group, dim,
                                             window, 1,            table.data(), width, slots.data()};
                 octavo_attention_plan(&cut);
-                const bool scaled = stored != dtype;
+                const bool scaled = stored == AS_E4M3;
                 const AttentionArgs args{plan, q.data(), k.data(), v.data(), k_cache.data(), v_cache.data(), out.data(),
                                          steps % 2 ? sinks.data() : nullptr, scaled ? scales.data() : nullptr,
                                          scaled ? scales.data() : nullptr, heads * dim, kv_heads * dim, kv_heads * dim,
-                                         {stored, size, block, head, dim}, tokens, heads, kv_heads, dim, window, 1,
+                                         {stored, size, block, head, content}, tokens, heads, kv_heads, dim, window, 1,
                                          dtype, 0.125f, steps % 3 ? 0.0f : 20.0f};
                 for (int layer = 0; layer < 2; ++layer) octavo_attention(&args);
                 ++steps;
