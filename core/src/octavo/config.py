@@ -21,8 +21,8 @@ class ModelConfig:
 
     model: a folder, a .gguf file, a hub repository, or "" for the packaged demo model.
     dtype: of activations and unquantized weights; "auto" follows the checkpoint, or the platform if it cannot.
-    quantization: None follows the checkpoint; "none" dequantizes everything at load; "fp8", "int8" and "int4"
-        quantize a plain checkpoint while loading.
+    quantization: None follows the checkpoint; "none" dequantizes everything at load; "fp8", "int8",
+        "int8_per_channel_weight_only" and "int4" quantize a plain checkpoint while loading.
     max_model_len: longest prompt plus output, in tokens; None takes the model's own limit.
     logprobs_mode: what logprobs are, for requests that do not say: of the model (raw) or of what is sampled from
         (processed: behind penalties, masks, temperature and filters), log-softmax or the logits themselves.

@@ -22,7 +22,7 @@ int main(int count, char** names) {
               for (int64_t n : {2, 34, 400})
                 for (int64_t tokens : {0, 1, 3, 15, 37}) {
                   const int plain = dtype == AS_BF16 ? BF16 : dtype == AS_F32 ? F32 : F16;
-                  if (!is_blocks(kind) && (exact || (kind != I8 && kind != plain))) continue;
+                  if (!is_blocks(kind) && kind != I8 && (exact || kind != plain)) continue;
                   const int64_t k = is_blocks(kind) ? 512 : 51, size = dtype == AS_F32 ? 4 : 2;
                   const int64_t row = is_blocks(kind) ? k / FORMATS[kind].columns() * bytes_of_block[kind] : k * size_of(kind);
                   std::vector<uint8_t> rows(n * row);

@@ -183,6 +183,22 @@ def test_byte_product_equals_that_of_the_scaled_codes(isa: str, dtype: str) -> N
 
 
 @needs_library
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_exact_byte_product_leaves_activations_as_they_are(isa: str, dtype: str) -> None:
+    for n, k in ((1, 1), (17, 31), (96, 64), (50, 2100)):
+        g = torch.Generator().manual_seed(n)
+        codes = torch.randint(-128, 128, (n, k), generator=g, dtype=torch.int8)
+        scales = torch.rand(n, generator=g) * 0.01 + 0.001
+        weight, bias = codes.float() * scales[:, None], gaussian(n, seed=1).to(getattr(torch, dtype))
+        spec = spec_of(n, k, dtype)
+        product = matmul(spec, "int8", pack(codes, "int8", spec, scales), exact=True)
+        for tokens in (*TOKENS, 17, 32, 33, 300):
+            x = gaussian(tokens, k, seed=tokens).to(getattr(torch, dtype))
+            assert_near(product(x, None), x.float() @ weight.t(), dtype)
+            assert_near(product(x, bias), x.float() @ weight.t() + bias.float(), dtype)
+
+
+@needs_library
 @pytest.mark.parametrize("gate", native.GATES[1:])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_gates_follow_the_product(isa: str, dtype: str, gate: str) -> None:
@@ -195,6 +211,9 @@ def test_gates_follow_the_product(isa: str, dtype: str, gate: str) -> None:
     spec = spec_of(70, 256, dtype, gate=gate)
     found = matmul(spec, dtype, pack(plain, dtype, spec))(x, bias)
     assert_near(found, after_gate(x.float() @ plain.float().t() + bias.float(), gate, dtype), dtype)
+    codes, scale = quantize_rows(plain, "int8")
+    found = matmul(spec, "int8", pack(codes, "int8", spec, scale.flatten()), exact=True)(x, bias)
+    assert_near(found, after_gate(x.float() @ (codes * scale).t() + bias.float(), gate, dtype), dtype)
 
 
 @needs_library
@@ -282,10 +301,10 @@ def test_activations_keep_their_bits_in_float32_unless_told_otherwise() -> None:
 
 @needs_library
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("number", ["int8", "int4"])
+@pytest.mark.parametrize("number", ["int8", "int8_per_channel_weight_only", "int4"])
 def test_plain_weight_is_quantized_while_it_is_loaded(isa: str, number: str, dtype: str) -> None:
     spec = replace(spec_of(70, 96, dtype), scheme=SCHEMES[number])
-    kernel = Int8Linear() if number == "int8" else Int4GroupsLinear()
+    kernel = Int4GroupsLinear() if number == "int4" else Int8Linear()
     assert kernel.supports(spec, DEVICE)
     weight = gaussian(70, 96, seed=1).to(getattr(torch, dtype))
     packed = kernel.prepare({"weight": weight}, spec, DEVICE)
@@ -296,7 +315,8 @@ def test_plain_weight_is_quantized_while_it_is_loaded(isa: str, number: str, dty
             codes, scale = quantize_rows(x, "int8")
             assert_near(kernel.apply(x, packed, None), (codes * scale) @ known.t(), dtype)
         else:
-            seen = x.float() if dtype == "float32" else rounded_to_8_bits(x)
+            exact = dtype == "float32" or number != "int4"
+            seen = x.float() if exact else rounded_to_8_bits(x)
             assert_near(kernel.apply(x, packed, None), seen @ known.t(), dtype)
     assert not kernel.supports(spec_of(70, 96, dtype), DEVICE)
 

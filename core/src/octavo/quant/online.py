@@ -1,4 +1,4 @@
-"""Quantizing a plain checkpoint while it is loaded: `--quantization fp8 | int8 | int4`.
+"""Quantizing a plain checkpoint while it is loaded: `--quantization fp8 | int8 | int8_per_channel_weight_only | int4`.
 
 The scheme of such a weight says "online:...": its canonical tensor is still the plain "weight" [N, K], and the kernel
 that takes the scheme quantizes it in `prepare`. A platform without such a kernel serves the same numbers from the
@@ -22,6 +22,9 @@ SCHEMES: Mapping[str, QuantScheme] = {
         weight="fp8_e4m3", act="fp8_e4m3", granularity="channel", dynamic_act=True, packing=f"{FAMILY}:fp8"
     ),
     "int8": QuantScheme(weight="int8", act="int8", granularity="channel", dynamic_act=True, packing=f"{FAMILY}:int8"),
+    "int8_per_channel_weight_only": QuantScheme(
+        weight="int8", granularity="channel", packing=f"{FAMILY}:int8_per_channel_weight_only"
+    ),
     "int4": QuantScheme(weight="int4", group=(1, 32), symmetric=False, packing=f"{FAMILY}:int4"),
 }
 """What `--quantization` may ask of a plain checkpoint."""

@@ -26,6 +26,9 @@ DTYPES = ("bfloat16", "float32", "float16")
 KINDS = ("bfloat16", "float32", *native.BLOCKS, "float16", "int8")
 """`Kind` of api.h, by index: plain numbers by torch's name, and GGUF block types."""
 
+INT8 = ("online:int8", "online:int8_per_channel_weight_only")
+"""Packings of plain weights that become bytes."""
+
 LARGE_PAGE = 2 << 20
 CHUNK = 64 << 20
 """Weights are laid into pieces of this size, as one alone may be smaller than a large page."""
@@ -117,7 +120,7 @@ class Matmul:
 
 
 def matmul(spec: LinearSpec, kind: str, weight: Tensor, *, exact: bool = False) -> Matmul:
-    """The product with a weight that `pack` made. exact: of GGUF blocks with activations as they are."""
+    """The product with a weight that `pack` made. exact: activations keep their bits."""
     layer = Layer(
         kind=KINDS.index(kind),
         dtype=DTYPES.index(spec.act_dtype),
@@ -205,7 +208,8 @@ class GgufLinear:
 
 
 class Int8Linear:
-    """Bytes with one scale a row, and activations as bytes with one scale a token: sums of whole numbers."""
+    """Bytes with one scale a row. Activations become bytes with one scale a token, so that sums are of whole numbers;
+    where the scheme quantizes the weight only they keep their bits."""
 
     name: ClassVar[str] = "int8"
     gates: ClassVar[tuple[str, ...]] = GgufLinear.gates
@@ -215,12 +219,13 @@ class Int8Linear:
         if reason := refusal(spec, device):
             return no(reason)
         packing = spec.scheme.packing if spec.scheme else "none"
-        return YES if packing == "online:int8" else no(f"reads online:int8, not {packing}")
+        return YES if packing in INT8 else no(f"reads {' and '.join(INT8)}, not {packing}")
 
     def prepare(self, weights: Mapping[str, Tensor], spec: LinearSpec, device: Device) -> Matmul:
         """weights: "weight" [N, K], plain: it is quantized here."""
+        assert spec.scheme is not None
         codes, scale = quantize_rows(weights["weight"], "int8")
-        return matmul(spec, "int8", pack(codes, "int8", spec, scale.flatten()))
+        return matmul(spec, "int8", pack(codes, "int8", spec, scale.flatten()), exact=spec.scheme.act is None)
 
     def apply(self, x: Tensor, w: Matmul, bias: Tensor | None) -> Tensor:
         """x [T, K] -> [T, N], or [T, N / 2] with a gate."""

@@ -23,7 +23,7 @@ enum Gate : int32_t { NO_GATE = 0, SILU = 1, GELU = 2, GELU_TANH = 3 };
 // One layer, fixed at load; `linear_native.Layer` is its twin.
 struct Linear {
   int32_t kind, dtype, gate;
-  int32_t exact;  // GGUF blocks: never round activations to 8 bits
+  int32_t exact;  // GGUF blocks and bytes: never round activations to 8 bits
   int64_t num_out, num_in;
   const void* weight;
 };

@@ -53,23 +53,30 @@ void finish_rows(const Product& job, int64_t pair, int64_t token, int64_t rows, 
   }
 }
 
-// sums: float [rows, 32] of one pair of panels and the tokens from `token` on.
-inline void finish(const Product& job, int64_t pair, int64_t token, int64_t rows, const float* sums) {
+// Sums of a weight's bytes, in place, as what they stand for: whole numbers, or numbers if activations kept their bits.
+inline void scale_sums(const Product& job, int64_t pair, int64_t token, int64_t rows, float* sums) {
+  const Linear& layer = *job.layer;
+  const auto* of_row = reinterpret_cast<const float*>(static_cast<const uint8_t*>(layer.weight) + pair * pair_bytes(I8, layer.num_in));
+  const F left = Simd::load(of_row), right = Simd::load(of_row + PANEL);
+  for (int64_t r = 0; r < rows; ++r, sums += 2 * PANEL) {
+    if (layer.exact) {
+      Simd::store(sums, Simd::mul(Simd::load(sums), left));
+      Simd::store(sums + PANEL, Simd::mul(Simd::load(sums + PANEL), right));
+      continue;
+    }
+    const F scale = Simd::set1(job.scales[token + r].scale);
+    Simd::store(sums, Simd::mul(Simd::to_float(Simd::load_int(sums)), Simd::mul(left, scale)));
+    Simd::store(sums + PANEL, Simd::mul(Simd::to_float(Simd::load_int(sums + PANEL)), Simd::mul(right, scale)));
+  }
+}
+
+// sums: [rows, 32] of one pair of panels and the tokens from `token` on, overwritten.
+inline void finish(const Product& job, int64_t pair, int64_t token, int64_t rows, float* sums) {
+  if (job.layer->kind == I8) scale_sums(job, pair, token, rows, sums);
   switch (job.layer->dtype) {
     case AS_BF16: return finish_rows<AS_BF16>(job, pair, token, rows, sums);
     case AS_F16: return finish_rows<AS_F16>(job, pair, token, rows, sums);
     default: return finish_rows<AS_F32>(job, pair, token, rows, sums);
-  }
-}
-
-// Sums of 8-bit codes, in place, as what they stand for. head: the pair's scales of rows.
-inline void scale_sums(const Product& job, const uint8_t* head, int64_t token, int64_t rows, float* sums) {
-  const float* of_row = reinterpret_cast<const float*>(head);
-  const F left = Simd::load(of_row), right = Simd::load(of_row + PANEL);
-  for (int64_t r = 0; r < rows; ++r, sums += 2 * PANEL) {
-    const F scale = Simd::set1(job.scales[token + r].scale);
-    Simd::store(sums, Simd::mul(Simd::to_float(Simd::load_int(sums)), Simd::mul(left, scale)));
-    Simd::store(sums + PANEL, Simd::mul(Simd::to_float(Simd::load_int(sums + PANEL)), Simd::mul(right, scale)));
   }
 }
 

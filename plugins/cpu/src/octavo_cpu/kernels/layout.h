@@ -57,13 +57,17 @@ constexpr Format FORMATS[NUM_KINDS] = {
 constexpr bool is_blocks(int kind) { return kind >= Q4_0 && kind <= Q6_K; }
 constexpr bool is_dense(int kind) { return kind == BF16 || kind == F32 || kind == F16 || kind == I8; }
 
-constexpr int64_t size_of(int kind) { return kind == I8 ? 1 : kind == F32 ? 4 : 2; }
+// How a product reads I8 whose activations keep their bits.
+constexpr int I8_AS_F32 = NUM_KINDS, I8_AS_BF16 = NUM_KINDS + 1;
+constexpr bool is_bytes(int kind) { return kind == I8 || kind >= NUM_KINDS; }
+
+constexpr int64_t size_of(int kind) { return is_bytes(kind) ? 1 : kind == F32 ? 4 : 2; }
 
 // Columns of a dense tile.
 constexpr int64_t tile_columns(int kind) { return TILE / (PANEL * size_of(kind)); }
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-constexpr int64_t dense_head(int kind) { return kind == I8 ? 2 * PANEL * 4 : 0; }
+constexpr int64_t dense_head(int kind) { return is_bytes(kind) ? 2 * PANEL * 4 : 0; }
 
 constexpr int64_t pair_bytes(int kind, int64_t num_in) {
   return is_blocks(kind) ? 2 * (num_in / FORMATS[kind].columns()) * FORMATS[kind].block_bytes()

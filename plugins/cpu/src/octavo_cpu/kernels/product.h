@@ -36,7 +36,7 @@ inline bool unpacks(const Linear& layer, int64_t num_tokens) {
   return layer.exact || (HAS_AMX && layer.dtype == AS_BF16 && num_tokens >= UNPACK_TOKENS);
 }
 
-// What blocks are unpacked to.
+// What blocks, and bytes whose activations keep their bits, are unpacked to.
 inline int unpacked_kind(const Linear& layer) { return Simd::DOTS_BF16 && layer.dtype == AS_BF16 ? BF16 : F32; }
 
 int64_t most_tokens(const Linear& layer) {
@@ -55,7 +55,8 @@ void plan(Product& job) {
     }
     kind = unpacked_kind(layer);
   }
-  const int64_t padded = ceil_div(layer.num_in, tile_columns(kind)) * tile_columns(kind);
+  const int64_t columns = is_blocks(layer.kind) ? GROUP : tile_columns(kind), padded = ceil_div(layer.num_in, columns) * columns;
+  if (kind == I8 && layer.exact) kind = unpacked_kind(layer);
   const int as = kind == BF16 && Simd::DOTS_BF16 ? AS_BF16 : AS_F32;
   if (kind == I8) job.form = BYTES, job.stride = padded;
   else if (as != layer.dtype) job.form = FLOATS, job.stride = padded * 4;
@@ -76,7 +77,6 @@ inline void dense_tokens(const Product& job, int64_t pair, const uint8_t* head, 
         out[side][i] = Simd::add(out[side][i], Simd::set1(-Simd::SIGNED_BIAS * job.scales[t + i].sum));
       put_sum(sums[i] + side * PANEL, out[side][i]);
     }
-  if (KIND == I8) scale_sums(job, head, t, T, sums[0]);
   finish(job, pair, t, T, sums[0]);
 }
 
@@ -91,7 +91,7 @@ void dense(const Product& job, int64_t pair, const uint8_t* head, const uint8_t*
 #if defined(__AMX_BF16__)
   if constexpr (KIND == BF16 || KIND == I8)
     if (tokens >= AMX_TOKENS)
-      return amx_pair<KIND>(job, pair, head, DenseTiles{head + dense_head(KIND), next}, tiles, amx_sums(tokens));
+      return amx_pair<KIND>(job, pair, DenseTiles{head + dense_head(KIND), next}, tiles, amx_sums(tokens));
 #endif
   (void)next;
   constexpr int WIDE = Simd::TOKENS;
@@ -126,7 +126,7 @@ void blocks(const Product& job, int64_t pair, const uint8_t* w) {
     if (kind == BF16 && tokens >= AMX_TOKENS) {
       using Tiles = BlockTiles<KIND>;
       const Tiles source{w, panel_bytes, static_cast<uint8_t*>(unpacked.of(2 * Tiles::PART * TILE))};
-      return amx_pair<BF16>(job, pair, nullptr, source, num_in / tile_columns(BF16), amx_sums(tokens));
+      return amx_pair<BF16>(job, pair, source, num_in / tile_columns(BF16), amx_sums(tokens));
     }
 #endif
     uint8_t* tiles = static_cast<uint8_t*>(unpacked.of(size_t(pair_bytes(kind, num_in))));
@@ -149,6 +149,17 @@ void blocks(const Product& job, int64_t pair, const uint8_t* w) {
   for (; t < tokens; ++t) blocks_tokens<KIND, 1>(job, pair, w, t);
 }
 
+void exact_bytes(const Product& job, int64_t pair, const uint8_t* w) {
+  if (unpacked_kind(*job.layer) == F32) return dense<I8_AS_F32>(job, pair, w, nullptr);
+#if defined(__AMX_BF16__)
+  if (job.num_tokens >= UNPACK_TOKENS) {
+    const ByteTiles source{w + dense_head(I8), static_cast<uint8_t*>(unpacked.of(2 * ByteTiles::PART * TILE))};
+    return amx_pair<BF16>(job, pair, source, ceil_div(job.layer->num_in, tile_columns(BF16)), amx_sums(job.num_tokens));
+  }
+#endif
+  dense<Simd::DOTS_BF16 ? I8_AS_BF16 : I8_AS_F32>(job, pair, w, nullptr);
+}
+
 template <int KIND>
 void multiply_kind(const Product& job, int64_t begin, int64_t end) {
   const int64_t bytes = pair_bytes(KIND, job.layer->num_in);
@@ -159,6 +170,7 @@ void multiply_kind(const Product& job, int64_t begin, int64_t end) {
   const uint8_t* w = static_cast<const uint8_t*>(job.layer->weight) + begin * bytes;
   for (int64_t pair = begin; pair < end; ++pair, w += bytes) {
     if constexpr (is_blocks(KIND)) blocks<KIND>(job, pair, w);
+    else if (KIND == I8 && job.form != BYTES) exact_bytes(job, pair, w);
     else dense<KIND>(job, pair, w, pair + 1 < end ? w + bytes : nullptr);
   }
 }

@@ -83,9 +83,30 @@ struct BlockTiles {
   const uint8_t* after(int64_t, int64_t, bool) const { return nullptr; }
 };
 
-// head: the scales of an I8 pair. sums: float [tokens, 32].
+// Bytes as bfloat16, likewise.
+struct ByteTiles {
+  static constexpr int64_t PART = 8, EACH = tile_columns(I8) / tile_columns(BF16);
+  const uint8_t* w;
+  uint8_t* unpacked;
+  const uint8_t* part(int64_t from, int64_t count) const {
+    static_assert(PART % EACH == 0, "a part is whole tiles of bytes");
+    const uint8_t* codes = w + from / EACH * 2 * TILE;
+    for (int64_t i = 0; i < ceil_div(count, EACH); ++i)
+      for (int side = 0; side < 2; ++side)
+        for (int64_t v = 0; v < 16; ++v, codes += VECTOR) {  // vector v: columns 4v..4v+3
+          const Simd::B four = Simd::load_codes(codes);
+          uint8_t* tile = unpacked + ((i * EACH + v / 8) * 2 + side) * TILE;
+          put_columns<BF16>(tile, int(v % 8 * 4), Simd::signed_column(four, 0), Simd::signed_column(four, 1));
+          put_columns<BF16>(tile, int(v % 8 * 4 + 2), Simd::signed_column(four, 2), Simd::signed_column(four, 3));
+        }
+    return unpacked;
+  }
+  const uint8_t* after(int64_t, int64_t, bool) const { return nullptr; }
+};
+
+// sums: [tokens, 32].
 template <int KIND, class Tiles>
-void amx_pair(const Product& job, int64_t pair, const uint8_t* head, const Tiles& source, int64_t tiles, float* sums) {
+void amx_pair(const Product& job, int64_t pair, const Tiles& source, int64_t tiles, float* sums) {
   const int64_t tokens = job.num_tokens, stride = job.stride, blocks = ceil_div(tokens, 2 * PANEL);
   for (int64_t from = 0; from < tiles; from += Tiles::PART) {
     const int64_t count = tiles - from < Tiles::PART ? tiles - from : Tiles::PART;
@@ -102,10 +123,8 @@ void amx_pair(const Product& job, int64_t pair, const uint8_t* head, const Tiles
       if (ahead.next) ahead.next += count * ahead.lines * VECTOR;
       if (!last) continue;
       const int64_t rows = left < PANEL ? left : PANEL;
-      if (KIND == I8) scale_sums(job, head, first, rows, c0);
       finish(job, pair, first, rows, c0);
       if (left <= PANEL) continue;
-      if (KIND == I8) scale_sums(job, head, second, PANEL, c1);
       finish(job, pair, second, PANEL, c1);
     }
   }

@@ -55,6 +55,38 @@ struct Element<I8> {
   }
 };
 
+template <>
+struct Element<I8_AS_F32> {
+  using X = float;
+  using Sum = F;
+  struct W { F column[4]; };
+  static constexpr int COLUMNS = 4;
+  static W load(const uint8_t* p) {
+    const Simd::B codes = Simd::load_codes(p);
+    return {{Simd::signed_column(codes, 0), Simd::signed_column(codes, 1), Simd::signed_column(codes, 2), Simd::signed_column(codes, 3)}};
+  }
+  static Sum dot(Sum sum, W w, const X* x) {
+#pragma GCC unroll 4
+    for (int c = 0; c < 4; ++c) sum = Simd::fma(w.column[c], Simd::set1(x[c]), sum);
+    return sum;
+  }
+};
+
+// Only of lanes that multiply bfloat16, which holds every byte: names of `Lanes` are looked up where they are used.
+template <>
+struct Element<I8_AS_BF16> {
+  using X = Simd::Paired;
+  using Sum = F;
+  struct W { Simd::Pairs first, second; };
+  static constexpr int COLUMNS = 4;
+  template <class Lanes = Simd>
+  static W load(const uint8_t* p) {
+    const Simd::B codes = Simd::load_codes(p);
+    return {Lanes::signed_pairs(codes, 0), Lanes::signed_pairs(codes, 2)};
+  }
+  static Sum dot(Sum sum, W w, const X* x) { return Simd::dot_pairs(Simd::dot_pairs(sum, w.first, x), w.second, x + 2); }
+};
+
 inline F none(F) { return Simd::set1(0.0f); }
 inline Simd::I none(Simd::I) { return Simd::set1(int32_t(0)); }
 

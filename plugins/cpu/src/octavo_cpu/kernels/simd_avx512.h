@@ -88,8 +88,15 @@ struct Simd {
 
   // Byte c of each row's four.
   static F column(B x, int c) { return to_float(I{_mm512_and_si512(_mm512_srli_epi32(x.a, 8u * unsigned(c)), _mm512_set1_epi32(255))}); }
+  // Signed ones come as the fraction of a float32 of which their lowest bit is worth one: no other way takes fewer shifts,
+  // of which a core makes few at once.
   static F signed_column(B x, int c) {
-    return to_float(I{_mm512_srai_epi32(_mm512_slli_epi32(x.a, 24u - 8u * unsigned(c)), 24)});
+    const __m512i moved = c < 2 ? x.a : _mm512_srli_epi32(x.a, 16);
+    const int at = c % 2 * 8, one = c % 2 ? 0x47000000 : 0x4b000000;
+    const float base = c % 2 ? 0x1p15f : 0x1p23f;
+    constexpr int AND_XOR = 0x6a;
+    const __m512i above = _mm512_ternarylogic_epi32(moved, _mm512_set1_epi32(255 << at), _mm512_set1_epi32(one | 128 << at), AND_XOR);
+    return {_mm512_sub_ps(_mm512_castsi512_ps(above), _mm512_set1_ps(base + 128))};
   }
 
 #if defined(__AVX512BF16__)
@@ -108,6 +115,11 @@ struct Simd {
     const __m512i in_turn = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20,
                                              4, 19, 3, 18, 2, 17, 1, 16, 0);
     _mm512_storeu_si512(p, _mm512_permutexvar_epi16(in_turn, both));
+  }
+  // Bytes c and c + 1 of each row's four: of such whole numbers the upper half of a float32 holds all bits.
+  static Pairs signed_pairs(B x, int c) {
+    const __m512i even = reinterpret_cast<__m512i>(signed_column(x, c).a), odd = reinterpret_cast<__m512i>(signed_column(x, c + 1).a);
+    return {reinterpret_cast<__m512bh>(_mm512_mask_blend_epi16(0xaaaaaaaa, _mm512_srli_epi32(even, 16), odd))};
   }
   // Byte c of each row's four, above BASE: its bits become the upper ones of a float's fraction, which saves turning a
   // whole number into a float, and costs bits that bfloat16 does not have. Signed bytes come above SIGNED_BASE.
