@@ -208,11 +208,11 @@ class InputBuffers:
         seqs[1, :num_seqs] = kv_lens
         seqs[2, :num_seqs] = batch.samples
         self._uploaded.copy_(staging.stage(packed), non_blocking=True)
-        longer = counts != 1
+        max_q_len = 1 if key.max_q_len == 1 else int(counts.max())
         return HostStep(
             key=key,
-            num_decodes=int(np.argmax(longer)) if longer.any() else num_seqs,
-            max_q_len=int(counts.max()),
+            num_decodes=num_seqs if max_q_len == 1 else int(np.argmax(counts != 1)),
+            max_q_len=max_q_len,
             max_kv_len=int(kv_lens.max()),
             q_starts=q_starts[: key.num_seqs + 1],
             kv_lens=seqs[1, : key.num_seqs],

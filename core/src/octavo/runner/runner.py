@@ -115,10 +115,10 @@ class ModelRunner:
     def launch(self, batch: Batch) -> None:
         """Start a step; returns as soon as its work is queued on the device."""
         assert batch.drafts is None, "no drafter is configured, yet the batch holds drafts"
-        if self.unmasked is not None:
-            self._finish(self._take_unmasked(), None)  # the engine failed before its masks came
         staging = self._take_staging()
         with self.ctx.device.inference():
+            if self.unmasked is not None:
+                self._finish(self._take_unmasked(), None)  # the engine failed before its masks came
             for row in batch.released:
                 self.sampler.release(row)
                 self.scorer.release(row)
@@ -136,18 +136,19 @@ class ModelRunner:
             else:
                 step = self.buffers.views(key, key.max_context or host.max_kv_len)
                 outputs = self._compute(step, host)
-        key_to_record = key if recordable and captured is None else None
-        computed = Computed(batch=batch, staging=staging, step=step, outputs=outputs, record=key_to_record)
-        if batch.masked:
-            self.unmasked = computed
-        else:
-            self._finish(computed, None)
+            key_to_record = key if recordable and captured is None else None
+            computed = Computed(batch=batch, staging=staging, step=step, outputs=outputs, record=key_to_record)
+            if batch.masked:
+                self.unmasked = computed
+            else:
+                self._finish(computed, None)
 
     def mask(self, masks: Masks) -> None:
         """Choose the tokens of the batch that was launched last."""
         computed = self._take_unmasked()
         assert masks.step == computed.batch.step, f"masks of step {masks.step} for step {computed.batch.step}"
-        self._finish(computed, masks)
+        with self.ctx.device.inference():
+            self._finish(computed, masks)
 
     def _take_unmasked(self) -> Computed:
         computed, self.unmasked = self.unmasked, None
@@ -157,16 +158,15 @@ class ModelRunner:
     def _finish(self, computed: Computed, masks: Masks | None) -> None:
         """Choose tokens, and queue what `collect` will read."""
         batch, staging, outputs = computed.batch, computed.staging, computed.outputs
-        with self.ctx.device.inference():
-            self.sampler.upload = staging.send
-            places, sampled = self._sample(batch, computed.step, outputs, masks)
-            scored = self.scorer.score(batch, outputs.hidden)
-            # Queued here, ahead of the next step: a copy that `collect` asks for would wait until that step is done.
-            staging.tokens[: len(sampled.tokens)].copy_(sampled.tokens, non_blocking=True)
-            if sampled.logprobs is not None:
-                sampled = replace(sampled, logprobs=sampled.logprobs.to(HOST))
-            done = self.ctx.device.event()
-            done.record()
+        self.sampler.upload = staging.send
+        places, sampled = self._sample(batch, computed.step, outputs, masks)
+        scored = self.scorer.score(batch, outputs.hidden)
+        # Queued here, ahead of the next step: a copy that `collect` asks for would wait until that step is done.
+        staging.tokens[: len(sampled.tokens)].copy_(sampled.tokens, non_blocking=True)
+        if sampled.logprobs is not None:
+            sampled = replace(sampled, logprobs=sampled.logprobs.to(HOST))
+        done = self.ctx.device.event()
+        done.record()
         self.pending.append(
             Pending(batch=batch, staging=staging, places=places, sampled=sampled, prompt_logprobs=scored, done=done)
         )
