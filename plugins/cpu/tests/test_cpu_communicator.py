@@ -95,17 +95,19 @@ def sums(comm: CpuCommunicator, _: Connection) -> list[tuple[str, torch.Tensor, 
             ours, theirs = comm.all_reduce(own.clone()), TorchCommunicator.all_reduce(comm, own.clone())
             found.append((f"{dtype} {size}", ours, theirs))
     rows = part(comm.rank, 60, torch.float32).view(6, 10)
-    ours, theirs = comm.all_reduce(rows.clone()[:, ::2].t()), part(0, 60, torch.float32).view(6, 10)[:, ::2].t().clone()
+    part_of_first = part(0, 60, torch.float32).view(6, 10)
+    ours, theirs = comm.all_reduce(rows.clone()[:, ::2].t()), part_of_first[:, ::2].t().clone()
     for rank in range(1, comm.size):
         theirs += part(rank, 60, torch.float32).view(6, 10)[:, ::2].t()
     found.append(("strided", ours, theirs))
+    found.append(("strided, from rank 0", comm.broadcast(rows.clone()[:, ::2].t(), 0), part_of_first[:, ::2].t()))
     return found
 
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_sums_are_those_of_gloo_and_equal_on_all_ranks(size: int) -> None:
     answers = run(size, sums)
-    assert len(answers[0]) == 4 * len(SIZES) + 1
+    assert len(answers[0]) == 4 * len(SIZES) + 2
     for case in zip(*answers, strict=True):
         name, ours, theirs = case[0]
         assert all(torch.equal(other, ours) for _, other, _ in case), f"{name}: ranks differ"

@@ -145,7 +145,8 @@ class TorchDevice:
 class TorchCommunicator:
     """A `Communicator` over a process group of torch.distributed; core has initialised the default one.
 
-    Ranks in `src` and `dst` are places in the group. Tensors keep their dtype; all_reduce works in place.
+    Ranks in `src` and `dst` are places in the group. Tensors keep their dtype; all_reduce and broadcast work in place.
+    Strided tensors are sent as contiguous copies: backends refuse them or, as gloo does, send what lies between.
     """
 
     def __init__(self, spec: GroupSpec) -> None:
@@ -155,6 +156,8 @@ class TorchCommunicator:
         self._ranks = spec.ranks
 
     def all_reduce(self, t: Tensor) -> Tensor:
+        if not t.is_contiguous():
+            return t.copy_(self.all_reduce(t.contiguous()))
         dist.all_reduce(t, group=self.group)
         return t
 
@@ -178,6 +181,8 @@ class TorchCommunicator:
         return out
 
     def broadcast(self, t: Tensor, src: int) -> Tensor:
+        if not t.is_contiguous():
+            return t.copy_(self.broadcast(t.contiguous(), src))
         dist.broadcast(t, src=self._ranks[src], group=self.group)
         return t
 
@@ -185,7 +190,7 @@ class TorchCommunicator:
         dist.send(t.contiguous(), dst=self._ranks[dst], group=self.group)
 
     def recv(self, like: Tensor, src: int) -> Tensor:
-        out = torch.empty_like(like)
+        out = torch.empty_like(like, memory_format=torch.contiguous_format)
         dist.recv(out, src=self._ranks[src], group=self.group)
         return out
 

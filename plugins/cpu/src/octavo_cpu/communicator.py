@@ -93,9 +93,7 @@ class CpuCommunicator(TorchCommunicator):
 
     def all_reduce(self, t: Tensor) -> Tensor:
         """In place."""
-        if not t.is_contiguous():  # gloo adds what lies between its numbers, and leaves some of them out
-            return t.copy_(self.all_reduce(t.contiguous()))
-        if self._group == NO_GROUP or t.dtype not in SUMMED:
+        if self._group == NO_GROUP or t.dtype not in SUMMED or not t.is_contiguous():
             return super().all_reduce(t)
         self._reduce(AllReduceArgs(self._group, t.data_ptr(), t.numel(), SUMMED[t.dtype], 0))
         check_ranks()
