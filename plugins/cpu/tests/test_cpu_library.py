@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import re
 import shutil
@@ -106,3 +107,13 @@ def test_other_lists_of_dtypes_begin_like_the_one_that_is_checked() -> None:
     assert list(ops_native.DTYPES.values()) == list(range(len(names)))
     for shorter in (native.DTYPES, linear_native.DTYPES):
         assert list(shorter) == names[: len(shorter)]
+
+
+@pytest.mark.skipif(bool(native.why_not()), reason="there is no library")
+def test_weights_lie_apart_and_aligned_in_shared_memory() -> None:
+    memory = linear_native.WeightMemory()
+    pieces = [memory.take(size) for size in (1, 64, 1000, 40 << 20, 30 << 20, 50 << 20)]
+    spans = sorted((piece.data_ptr(), piece.data_ptr() + piece.numel()) for piece in pieces)
+    assert [piece.numel() for piece in pieces] == [1, 64, 1000, 40 << 20, 30 << 20, 50 << 20]
+    assert all(start % 64 == 0 for start, _ in spans)
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
