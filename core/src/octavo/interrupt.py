@@ -6,12 +6,6 @@ import contextlib
 import signal
 import threading
 from collections.abc import Iterator
-from importlib import import_module
-
-raw = import_module("_signal")
-"""What the module `signal` wraps. The wrappers look for an enum of every handler, and fail by way of an exception: a
-tenth of a step's Python."""
-SIGINT = int(signal.SIGINT)
 
 
 @contextlib.contextmanager
@@ -22,7 +16,7 @@ def deferred_interrupt() -> Iterator[None]:
     its own handler.
     """
     on_main_thread = threading.current_thread() is threading.main_thread()
-    if not on_main_thread or raw.getsignal(SIGINT) is not signal.default_int_handler:
+    if not on_main_thread or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
         return
     pending = False
@@ -33,10 +27,10 @@ def deferred_interrupt() -> Iterator[None]:
             raise KeyboardInterrupt
         pending = True
 
-    raw.signal(SIGINT, hold)
+    signal.signal(signal.SIGINT, hold)
     try:
         yield
     finally:
-        raw.signal(SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if pending:
         raise KeyboardInterrupt
