@@ -11,7 +11,7 @@ import pytest
 
 from octavo.active_platform import ActivePlatform, Plugin, kernel_packs, parse_options
 from octavo.config import EngineConfig, make_config
-from octavo.errors import ConfigError, PlatformBrokenError, PlatformIncompatibleError
+from octavo.errors import ConfigError, PlatformBrokenError
 from octavo.ops.bind import KernelTable
 from octavo.plugin import (
     ConfigPatch,
@@ -149,10 +149,55 @@ def test_a_kernel_pack_is_called_only_for_its_platforms(monkeypatch: pytest.Monk
     _Pack(monkeypatch, API="0.1", PLATFORMS={"acme"}, register_kernels=register_kernels)
     platform(register_kernels=lambda registry: calls.append("acme")).register_kernels(KernelTable(), TorchDevice("cpu"))
     assert calls == ["acme", "pack"]
-    assert kernel_packs("cpu") == []
+    assert kernel_packs("cpu") == ([], [])
 
 
-def test_a_kernel_pack_of_another_api_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    _Pack(monkeypatch, API="9.0", PLATFORMS={"acme"})
-    with pytest.raises(PlatformIncompatibleError, match="kernel pack 'pack'"):
-        kernel_packs("acme")
+def broken_pack(monkeypatch: pytest.MonkeyPatch, **attributes: Any) -> list[str]:
+    """What is said of a pack on platform acme."""
+    _Pack(monkeypatch, **attributes)
+    table = KernelTable()
+    platform().register_kernels(table, TorchDevice("cpu"))
+    assert table.providers("greedy") == []
+    return table.broken_packs
+
+
+def test_a_kernel_pack_of_another_api_is_left_out_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    [reason] = broken_pack(monkeypatch, API="9.0", PLATFORMS={"acme"})
+    assert "kernel pack 'pack'" in reason
+    assert "plugin API 9.0" in reason
+
+
+def test_a_kernel_pack_that_does_not_say_whom_it_is_for_is_left_out_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A text would be searched for the name of the platform, and "acme" is in "not-acme".
+    [reason] = broken_pack(monkeypatch, API="0.1", PLATFORMS="not-acme")
+    assert "kernel pack 'pack'" in reason
+    assert "PLATFORMS must be a set" in reason
+
+
+def test_a_kernel_pack_that_fails_halfway_leaves_nothing_and_ends_only_a_start_that_asks_for_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    @hookimpl
+    def register_kernels(registry: Any) -> None:
+        registry.op("greedy", lambda logits: logits.argmax(-1), provider="pack", priority=99)
+        raise OSError("libpack.so: wrong driver")
+
+    [reason] = broken_pack(monkeypatch, API="0.1", PLATFORMS={"acme"}, register_kernels=register_kernels)
+    assert "kernel pack 'pack'" in reason
+    assert "register_kernels raised OSError: libpack.so: wrong driver" in reason
+    assert "libpack.so" in caplog.text
+
+    device, forced = TorchDevice("cpu"), KernelTable(forced={"greedy": "pack"})
+    platform().register_kernels(forced, device)
+    with pytest.raises(ConfigError, match=r"greedy=pack: no such provider.*left out: .*libpack\.so"):
+        forced.bind("greedy", dtype="float32", device=device)
+
+
+def test_a_kernel_pack_whose_op_is_unknown_is_left_out_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    @hookimpl
+    def register_kernels(registry: Any) -> None:
+        registry.op("levitate", print, provider="mine")
+
+    [reason] = broken_pack(monkeypatch, API="0.1", PLATFORMS={"acme"}, register_kernels=register_kernels)
+    assert "kernel pack 'pack'" in reason
+    assert "levitate" in reason

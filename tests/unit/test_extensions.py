@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from octavo.errors import ConfigError, PlatformBrokenError
+from octavo.errors import ConfigError, PlatformBrokenError, PlatformIncompatibleError
 from octavo.extensions import Extensions, load_extensions, resolve
 from octavo.plugin import hookimpl
 
@@ -54,6 +54,13 @@ def test_an_installed_extension_adds_its_model_and_format(install: Install) -> N
 def test_a_name_cannot_be_taken_over(install: Install) -> None:
     install(register_extensions=lambda registry: registry.model("llama", "fork.llama:Llama"))
     with pytest.raises(ConfigError, match=r"'llama' is registered twice: octavo\.models\.llama:Llama and fork"):
+        load_extensions()
+
+
+def test_an_extension_for_another_api_is_refused_by_name(install: Install) -> None:
+    install(register_extensions=lambda registry: None)
+    sys.modules["extension_under_test"].API = "9.0"  # type: ignore[attr-defined]
+    with pytest.raises(PlatformIncompatibleError, match=r"extension 'extra'.*plugin API 9\.0"):
         load_extensions()
 
 

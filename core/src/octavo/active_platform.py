@@ -5,23 +5,29 @@ A hook that raises or returns the wrong type is reported with the plugin's distr
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pluggy
 
 from octavo.config import EngineConfig, apply_patches
-from octavo.errors import ConfigError, OctavoError, PlatformBrokenError, PlatformIncompatibleError
+from octavo.errors import (
+    ConfigError,
+    OctavoError,
+    PlatformBrokenError,
+    PlatformError,
+    PlatformIncompatibleError,
+)
 from octavo.plugin import hookspecs
 from octavo.plugin.contracts import (
     Communicator,
     Device,
     ExtensionRegistry,
     GraphRunner,
-    KernelRegistry,
     ModelExecutor,
     WorkerView,
 )
@@ -38,8 +44,12 @@ from octavo.plugin.data import (
 from octavo.plugin.specs import KVLayout, KVSpec
 from octavo.plugin.version import PLUGIN_API, refusal
 
+if TYPE_CHECKING:
+    from octavo.ops.bind import KernelTable
+
 KERNELS = "octavo.kernels"
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +101,7 @@ class Plugin:
         return plugin
 
     def __str__(self) -> str:
-        kind = self.entry.group.rpartition(".")[2].removesuffix("s")
+        kind = "kernel pack" if self.entry.group == KERNELS else self.entry.group.rpartition(".")[2].removesuffix("s")
         return f"{kind} {self.name!r} ({self.dist} {self.version})"
 
     @cached_property
@@ -111,6 +121,10 @@ class Plugin:
     def broken(self, reason: str) -> PlatformBrokenError:
         """The error for a fault of this plugin."""
         return PlatformBrokenError(f"{self} is broken: {reason}; update or uninstall {self.dist}", platform=self.name)
+
+    def named(self, error: OctavoError) -> str:
+        """The words of an error, with whose they are."""
+        return str(error) if str(self) in str(error) else f"{self}: {error}"
 
     def call(self, hook: str, **arguments: object) -> Any:
         """Call a hook. Errors made for users pass; anything else is the plugin's fault."""
@@ -195,10 +209,25 @@ class ActivePlatform:
         device: Device = self._plugin.shaped("make_device", Device, answer)
         return device
 
-    def register_kernels(self, table: KernelRegistry, device: Device) -> None:
-        """Let the platform, then the kernel packs made for it, register kernels."""
-        for plugin in [self._plugin, *kernel_packs(self.name)]:
-            plugin.call("register_kernels", registry=table, device=device, caps=self.caps)
+    def register_kernels(self, table: KernelTable, device: Device) -> None:
+        """Let the platform, then the kernel packs made for it, register kernels.
+
+        A pack only adds what the platform can do without: one that fails is named, leaves nothing behind, and ends a
+        start only if the user asks for its kernels, see `KernelTable.broken_packs`.
+        """
+        self._plugin.call("register_kernels", registry=table, device=device, caps=self.caps)
+        packs, broken = kernel_packs(self.name)
+        for pack in packs:
+            own = type(table)()
+            try:
+                pack.call("register_kernels", registry=own, device=device, caps=self.caps)
+            except OctavoError as error:
+                broken.append(pack.named(error))
+            else:
+                table.add_all_of(own)
+        for reason in broken:
+            log.warning("left out: %s", reason)
+        table.broken_packs = broken
 
     def kv_layout(self, spec: KVSpec, device: Device) -> KVLayout:
         """How KV lies in memory where the attention backend does not say."""
@@ -238,21 +267,36 @@ class ActivePlatform:
         return None if answer is None else self._plugin.shaped(hook, protocol, answer)
 
 
-def kernel_packs(platform: str) -> list[Plugin]:
-    """The installed kernel packs for a platform: modules with `API = "0.1"`, `PLATFORMS = {"name", ...}` and a
-    `register_kernels` hookimpl. A pack that fails to import cannot say whom it is for, so it is an error by name."""
-    packs = []
-    for entry in entry_points(group=KERNELS):
+def kernel_packs(platform: str) -> tuple[list[Plugin], list[str]]:
+    """(the installed kernel packs for a platform, what is wrong with others that may be for it).
+
+    A pack is a module with `API = "0.1"`, `PLATFORMS = {"name", ...}` and a `register_kernels` hookimpl. One that fails
+    to import cannot say whom it is for, so it is named whatever the platform is.
+    """
+    packs, broken = [], []
+    for entry in sorted(entry_points(group=KERNELS), key=lambda entry: (entry.name, entry.value)):
         dist, version = (entry.dist.name, entry.dist.version) if entry.dist else (entry.value, "not installed")
-        module = import_entry(entry, dist, version)
-        if platform not in getattr(module, "PLATFORMS", ()):
-            continue
-        if reason := refusal(str(getattr(module, "API", ""))):
-            raise PlatformIncompatibleError(
-                f"kernel pack {entry.name!r} ({dist} {version}) cannot be used: {reason}", platform=platform
-            )
-        packs.append(Plugin(module, entry, dist=dist, version=version))
-    return packs
+        try:
+            module = import_entry(entry, dist, version)
+            named = getattr(module, "PLATFORMS", None)
+            if not isinstance(named, set | frozenset | tuple | list):
+                raise PlatformBrokenError(
+                    f"kernel pack {entry.name!r} ({dist} {version}) is broken: PLATFORMS must be a set of names of "
+                    f"platforms, not {named!r}; update or uninstall {dist}"
+                )
+            if platform not in named:
+                continue
+            if reason := refusal(str(getattr(module, "API", ""))):
+                raise PlatformIncompatibleError(
+                    f"kernel pack {entry.name!r} ({dist} {version}) cannot be used: {reason}", platform=platform
+                )
+            pack = Plugin(module, entry, dist=dist, version=version)
+            if pack.hooks != {"register_kernels"}:
+                raise pack.broken(f"a kernel pack implements register_kernels only, not {sorted(pack.hooks)}")
+            packs.append(pack)
+        except PlatformError as error:
+            broken.append(str(error))
+    return packs, broken
 
 
 def parse_options(specs: Mapping[str, OptionSpec], texts: Mapping[str, str], *, platform: str) -> dict[str, object]:

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 
 from octavo.active_platform import ActivePlatform, Plugin, import_entry
-from octavo.errors import ConfigError, PlatformBrokenError
+from octavo.errors import ConfigError, PlatformBrokenError, PlatformIncompatibleError
+from octavo.plugin.version import refusal
 from octavo.quant.formats import QuantFormats
 
 GROUP = "octavo.extensions"
@@ -52,7 +53,11 @@ def load_extensions(platform: ActivePlatform | None = None) -> Extensions:
     registry = Extensions()
     for entry in [*BUILT_IN, *sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value))]:
         dist, version = (entry.dist.name, entry.dist.version) if entry.dist else ("octavo", "built in")
-        plugin = Plugin(import_entry(entry, dist, version), entry, dist=dist, version=version)
+        module = import_entry(entry, dist, version)
+        # An extension may say for which plugin API it was written; what core adds later does not change what it uses.
+        if (api := getattr(module, "API", None)) is not None and (reason := refusal(str(api))):
+            raise PlatformIncompatibleError(f"extension {entry.name!r} ({dist} {version}) cannot be used: {reason}")
+        plugin = Plugin(module, entry, dist=dist, version=version)
         if plugin.hooks != {"register_extensions"}:
             raise plugin.broken(f"an extension implements register_extensions only, not {sorted(plugin.hooks)}")
         plugin.call("register_extensions", registry=registry)

@@ -46,10 +46,14 @@ class Choice:
 
 @dataclass
 class KernelTable:
-    """Implements `octavo.plugin.KernelRegistry`. `forced`: op or family -> provider, from the user."""
+    """Implements `octavo.plugin.KernelRegistry`. `forced`: op or family -> provider, from the user.
+
+    broken_packs: what is wrong with kernel packs that were left out; said when a kernel asked for is not there.
+    """
 
     forced: Mapping[str, str] = field(default_factory=dict)
     choices: list[Choice] = field(default_factory=list)
+    broken_packs: list[str] = field(default_factory=list)
     _ops: dict[str, list[Provider]] = field(default_factory=dict)
     _classes: dict[str, list[tuple[int, type[Any]]]] = field(default_factory=dict)
     _bound: dict[tuple[Any, ...], Callable[..., Any]] = field(default_factory=dict)
@@ -84,6 +88,13 @@ class KernelTable:
     def moe(self, cls: type[Any], *, priority: int = 0) -> None:
         self._classes.setdefault("moe", []).append((priority, cls))
 
+    def add_all_of(self, other: KernelTable) -> None:
+        """Take over every kernel that is registered in `other`, behind those of equal priority that are here."""
+        for name, providers in other._ops.items():
+            self._ops.setdefault(name, []).extend(providers)
+        for family, entries in other._classes.items():
+            self._classes.setdefault(family, []).extend(entries)
+
     # -- binding --
 
     def providers(self, name: str) -> list[Provider]:
@@ -117,8 +128,8 @@ class KernelTable:
             refused.append((entry.provider, answer.reason))
         if chosen is None and forced not in (None, REFERENCE):
             known = [p.provider for p in self.providers(name)] + [REFERENCE]
-            reasons = "; ".join(f"{p}: {r}" for p, r in refused if p == forced)
-            raise ConfigError(f"--kernel {name}={forced}: {reasons or 'no such provider'}; known: {', '.join(known)}")
+            reasons = "; ".join(f"{p}: {r}" for p, r in refused if p == forced) or "no such provider"
+            raise ConfigError(f"--kernel {name}={forced}: {reasons}; known: {', '.join(known)}{self._left_out()}")
         if chosen is not None:
             fn = chosen.fn
         elif definition.parts:
@@ -148,7 +159,7 @@ class KernelTable:
                 return made
             refused.append((cls.name, answer.reason))
         reasons = "; ".join(f"{name}: {reason}" for name, reason in refused)
-        raise ConfigError(f"no {family} kernel takes {describe(spec)} ({reasons})")
+        raise ConfigError(f"no {family} kernel takes {describe(spec)} ({reasons}){self._left_out()}")
 
     def attention_backend(self, spec: AttentionSpec, limits: BatchLimits, device: Device) -> Any:
         """A new backend instance for the spec."""
@@ -177,6 +188,10 @@ class KernelTable:
         from octavo.ops.moe import ReferenceMoE
 
         return self._pick("moe", spec, device, ReferenceMoE, lambda cls: cls())
+
+    def _left_out(self) -> str:
+        """What to add to the news that a kernel is not there."""
+        return "".join(f"; left out: {reason}" for reason in self.broken_packs)
 
     def _note(self, what: str, context: str, provider: str, refused: list[tuple[str, str]], *, why: str = "") -> None:
         choice = Choice(what=what, context=context, provider=provider, refused=tuple(refused), why=why)
