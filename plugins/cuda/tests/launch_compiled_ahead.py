@@ -30,13 +30,13 @@ from octavo.plugin import (
     LinearSpec,
     PlatformCaps,
 )
+from octavo.plugin.recording import recorded_shapes
 from octavo.runner.buckets import Shapes
 from octavo.runner.inputs import InputBuffers, RequestTable, Staging
 from octavo.triton.attention_backend import TritonAttention
 from octavo.triton.gemv import GemvConfig
 from octavo.triton.skinny import SkinnyConfig
 from octavo_cuda.compile_ahead import CompileAhead
-from octavo_cuda.graphs import recorded_shapes
 from octavo_cuda.linear import TritonLinear
 from octavo_cuda.overlap import overlap_for
 from octavo_cuda.tuning import tuning_for

@@ -9,12 +9,12 @@ import torch
 
 from octavo.ops.attention import ReferenceAttention, kv_write
 from octavo.plugin import AttentionSpec, AttnBatch, AttnLayer, BatchKey, BatchLimits, KVLayout, KVView, Support, no
+from octavo.plugin.recording import recorded_shapes
 from octavo.plugin.torch import TorchDevice
 from octavo.testing.conformance import paged
 from octavo_cuda import attention_phases
 from octavo_cuda.attention_choice import Choice, Phase
 from octavo_cuda.attention_phases import AutoAttention, phase_of
-from octavo_cuda.graphs import recorded_shapes
 
 SPEC = AttentionSpec(
     num_heads=4, num_kv_heads=2, head_dim=32, scale=0.2, dtype="float32", kv_dtype="float32", block_size=16

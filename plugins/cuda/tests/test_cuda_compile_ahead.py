@@ -24,7 +24,7 @@ from octavo.plugin import AttentionSpec, BatchKey, BatchLimits, Device, LinearSp
 from octavo.triton import attention_backend
 from octavo.triton.attention_backend import TritonAttention
 from octavo.triton.overlap import Overlap
-from octavo_cuda import compile_ahead, graphs
+from octavo_cuda import compile_ahead
 from octavo_cuda.compile_ahead import CompileAhead
 from octavo_cuda.fp8 import SCHEME, Fp8Linear
 from octavo_cuda.graphs import CudaGraphs
@@ -147,9 +147,9 @@ def test_recording_waits_for_what_is_compiled_ahead(monkeypatch: pytest.MonkeyPa
 
     finished: list[str] = []
     monkeypatch.setattr(CompileAhead, "finish", lambda self: finished.append("ahead"))
-    monkeypatch.setattr(graphs, "torch", SimpleNamespace(cuda=SimpleNamespace(current_stream=stop)))
     recorder = CudaGraphs.__new__(CudaGraphs)
     recorder._ahead, recorder._device = CompileAhead(Card()), torch.device("cpu")
+    recorder._backend = SimpleNamespace(current_stream=stop)
     with pytest.raises(Stop):
         recorder.prepare(BatchKey(num_tokens=1, num_seqs=1), lambda: None)
     assert finished == ["ahead"]

@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from octavo.plugin import BatchKey, BatchLimits, PlatformCaps
+from octavo.plugin.recording import decode_sizes, lend, recorded_shapes
 from octavo.runner.buckets import Shapes
 from octavo_cuda import graphs
-from octavo_cuda.graphs import CudaGraphs, decode_sizes, lend, recorded_shapes
+from octavo_cuda.graphs import CudaGraphs
 
 LIMITS = BatchLimits(max_num_tokens=2048, max_num_seqs=100, max_model_len=4096)
 KEY = BatchKey(num_tokens=8, num_seqs=8, max_q_len=1)

@@ -23,11 +23,10 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 from octavo import LLM, SamplingParams
 from octavo.ops.bind import KernelTable
 from octavo.ops.catalogue import CATALOGUE
-from octavo.plugin import BatchKey, BatchLimits, Device, MemInfo, PlatformCaps, PlatformInfo, Probe, hookimpl
+from octavo.plugin import BatchKey, BatchLimits, Device, MemInfo, PlatformCaps, PlatformInfo, Probe, hookimpl, recording
+from octavo.plugin.recording import recorded_shapes
 from octavo.plugin.torch import TorchDevice
 from octavo.testing.tiny import make_model
-from octavo_cuda import graphs
-from octavo_cuda.graphs import recorded_shapes
 from octavo_cuda.ops import register, register_triton
 
 PROMPTS = [[3, 4, 5, 6, 7], [9, 8, 7], [11] * 20]
@@ -111,8 +110,8 @@ def test_every_registered_op_is_in_the_catalogue_and_attention_can_be_recorded()
 def test_recorded_shapes_give_the_tokens_of_the_cpu_platform(
     interpreted: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, model_type: str
 ) -> None:
-    monkeypatch.setattr(graphs, "LONG_TOKENS", 16)
-    monkeypatch.setattr(graphs, "FEW_SEQS", 2)
+    monkeypatch.setattr(recording, "LONG_TOKENS", 16)
+    monkeypatch.setattr(recording, "FEW_SEQS", 2)
     model = str(make_model(tmp_path, model_type, tokenizer=False))
     options = {"max_model_len": 64, "max_num_seqs": 3, "max_num_batched_tokens": 32, "num_kv_blocks": 40}
     params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, detokenize=False)

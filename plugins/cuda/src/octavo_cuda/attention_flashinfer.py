@@ -35,9 +35,9 @@ from octavo.plugin import (
     Support,
     no,
 )
+from octavo.plugin.recording import MIXED_TOKENS
 from octavo_cuda.attention import HOPPER, load_write
 from octavo_cuda.attention_check import objection
-from octavo_cuda.graphs import MIXED_TOKENS
 
 Tensor = torch.Tensor
 

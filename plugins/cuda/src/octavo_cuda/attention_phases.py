@@ -34,8 +34,8 @@ from octavo.plugin import (
     no,
     start_step,
 )
+from octavo.plugin.recording import FEW_SEQS, LONG_TOKENS
 from octavo_cuda.attention_choice import Phase, choose
-from octavo_cuda.graphs import FEW_SEQS, LONG_TOKENS
 
 Tensor = torch.Tensor
 

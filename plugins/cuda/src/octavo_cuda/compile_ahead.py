@@ -36,9 +36,9 @@ from octavo.plugin import (
     LinearSpec,
     start_step,
 )
+from octavo.plugin.recording import recorded_shapes
 from octavo.triton.attention_backend import TritonAttention
 from octavo.triton.overlap import Overlap
-from octavo_cuda.graphs import recorded_shapes
 
 Tensor = torch.Tensor
 
