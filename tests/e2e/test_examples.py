@@ -1,0 +1,189 @@
+"""The examples of docs/examples serve, each with what it adds: kernels, a format, a communicator, a model, a parser."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from installed_examples import EXAMPLES, install, modules_of
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from octavo import LLM, SamplingParams
+from octavo.discovery import select
+from octavo.errors import OctavoError
+from octavo.extensions import load_extensions
+from octavo.ops.bind import KernelTable
+from octavo.plugin import AttentionSpec, BatchLimits, QuantScheme
+from octavo.plugin.torch import TorchDevice
+from octavo.server.parsers.events import Content, ToolCallArguments, ToolCallStart
+from octavo.server.parsers.registry import choose, make_parser
+from octavo.testing.tiny import make_model
+
+NAMES = ("acme", "acme-full", "kernel-pack", "extension")
+PROMPTS = [[17, 40, 3], list(range(20, 60)), [5] * 30]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
+SETTINGS: dict[str, Any] = {"dtype": "float32", "max_model_len": 96, "num_kv_blocks": 32}
+ATTENTION = AttentionSpec(
+    num_heads=4, num_kv_heads=2, head_dim=16, scale=0.25, dtype="float32", kv_dtype="float32", block_size=16
+)
+UNCODED = ["lm_head", "model.embed_tokens"]
+LIMITS = BatchLimits(max_num_tokens=64, max_num_seqs=4, max_model_len=96)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """All examples on the import path; gone again behind the last test."""
+    folder = tmp_path_factory.mktemp("site")
+    for name in NAMES:
+        install(EXAMPLES / name, folder)
+    before = set(sys.modules)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder))
+        patch.setenv("PYTHONPATH", str(folder))
+        patch.setenv("ACME_DEVICE", os.devnull)
+        patch.setenv("OCTAVO_EXTRA_PLATFORMS", "refdev=octavo.testing.refdev")
+        yield folder
+    ours = set.union(*(modules_of(EXAMPLES / name) for name in NAMES))
+    for module in set(sys.modules) - before:
+        if module.partition(".")[0] in ours:
+            del sys.modules[module]
+
+
+def answers(folder: Path, platform: str, **settings: Any) -> list[list[int]]:
+    """Greedy tokens of the prompts."""
+    with LLM(str(folder), platform=platform, skip_tokenizer_init=True, **SETTINGS | settings) as llm:
+        return [o.outputs[0].token_ids for o in llm.generate(PROMPTS, GREEDY, use_tqdm=False)]
+
+
+def chosen(platform: str, **forced: str) -> dict[str, str]:
+    """What serves attention and linear layers, by kernel tables of the platform and its packs."""
+    opened = select(platform)
+    device, table = TorchDevice("cpu"), KernelTable(forced=forced)
+    opened.register_kernels(table, device)
+    assert table.broken_packs == []
+    table.attention_backend(ATTENTION, LIMITS, device)
+    return {choice.what: choice.provider for choice in table.choices}
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gemma2"])
+def test_the_kernels_in_c_give_the_tokens_of_the_references(tmp_path: Path, model_type: str) -> None:
+    folder = make_model(tmp_path, model_type, seed=2, tokenizer=False)
+    assert answers(folder, "acme_full") == answers(folder, "refdev")
+    assert chosen("acme_full") == {"attention": "acme"}
+
+
+def coded(source: Path, target: Path) -> tuple[Path, Path]:
+    """The model with its linear layers as codes of acme_log8, and as the numbers that these codes mean."""
+    from octavo_acme_full.quant import codebook, quantize
+
+    made = []
+    for name, keep in (("codes", True), ("numbers", False)):
+        folder = target / name
+        folder.mkdir()
+        config = json.loads((source / "config.json").read_text())
+        weights = load_file(source / "model.safetensors")
+        for key, weight in weights.items():
+            if "_proj." in key:
+                codes = quantize(weight, 8)
+                weights[key] = codes if keep else codebook(8)[codes.long()]
+        if keep:
+            config["quantization_config"] = {"quant_method": "acme_log8", "octave_steps": 8, "skip": UNCODED}
+        (folder / "config.json").write_text(json.dumps(config))
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        made.append(folder)
+    return made[0], made[1]
+
+
+def test_a_checkpoint_in_the_platforms_own_format_is_served_as_codes(tmp_path: Path) -> None:
+    codes, numbers = coded(make_model(tmp_path / "plain", seed=3, tokenizer=False), tmp_path)
+    tokens = answers(codes, "acme_full", require_native=("linear", "attention"))
+    assert tokens == answers(numbers, "acme_full")
+    assert tokens == answers(numbers, "refdev")
+    with pytest.raises(OctavoError, match="acme_log8"):
+        answers(codes, "refdev")
+
+
+def test_codes_are_the_nearest_and_survive_another_coding() -> None:
+    from octavo_acme_full.quant import Log8, codebook, quantize
+
+    weight = torch.randn(64, 64) * 0.1
+    codes = quantize(weight, 8)
+    decoded = codebook(8)[codes.long()]
+    # Half a step of an eighth of an octave; what is below the least step is zero.
+    assert (
+        torch.where(weight.abs() > 1e-3, (decoded - weight).abs() / weight.abs(), 0.0).max() < 2 ** (1 / 16) - 1 + 1e-5
+    )
+    assert torch.equal(quantize(decoded, 8), codes)
+    assert torch.equal(quantize(torch.zeros(4), 8), torch.zeros(4, dtype=torch.uint8))
+    schemes: set[QuantScheme | None] = {Log8({"octave_steps": steps}).scheme("x") for steps in (8, 16)}
+    assert len(schemes) == 2
+    with pytest.raises(ValueError, match="octave_steps"):
+        Log8({"octave_steps": 0})
+
+
+@pytest.mark.slow
+def test_two_ranks_of_the_full_example_give_the_tokens_of_one(tmp_path: Path) -> None:
+    folder = make_model(tmp_path, seed=4, tokenizer=False)
+    assert answers(folder, "acme_full", tensor_parallel_size=2) == answers(folder, "acme_full")
+
+
+@pytest.mark.parametrize("model_type", ["llama", "mistral"])
+def test_the_packs_attention_serves_a_platform_that_somebody_else_brings(tmp_path: Path, model_type: str) -> None:
+    folder = make_model(tmp_path, model_type, seed=5, tokenizer=False)
+    expected = answers(folder, "refdev")
+    assert answers(folder, "acme") == expected
+    assert answers(folder, "cpu", attention_backend="sdpa") == expected
+
+
+def test_the_pack_is_asked_before_the_reference_and_only_where_it_belongs() -> None:
+    assert chosen("acme") == {"attention": "sdpa"}
+    assert chosen("cpu")["attention"] != "sdpa"
+    assert chosen("cpu", attention="sdpa") == {"attention": "sdpa"}
+    assert chosen("refdev") == {"attention": "refdev"}
+    with pytest.raises(OctavoError, match="no attention kernel"):
+        chosen("refdev", attention="sdpa")
+
+
+def test_the_extensions_model_gives_the_tokens_of_transformers(tmp_path: Path) -> None:
+    biases = {"attention_bias": True, "attention_out_bias": True, "head_dim": 24}
+    folder = make_model(tmp_path, "seed_oss", seed=6, tokenizer=False, **biases)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    expected = []
+    for prompt in PROMPTS:
+        ids = list(prompt)
+        for _ in range(20):
+            with torch.inference_mode():
+                ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
+        expected.append(ids[len(prompt) :])
+    for platform in ("refdev", "cpu", "acme_full"):
+        assert answers(folder, platform) == expected
+
+
+@dataclass(frozen=True)
+class Tool:
+    name: str
+    parameters: Mapping[str, Any] | None = None
+    strict: bool | None = None
+
+
+def test_the_extensions_parser_reads_calls_however_they_are_split() -> None:
+    bracket = choose(load_extensions(), tool_call_parser="bracket", reasoning_parser="none")
+    text = 'Let me look. [call weather]{"city": "Paris"}[/call]\n[call weather]{"city": "Rome"}[/call]'
+    for size in (1, 3, len(text)):
+        parser = make_parser(bracket, tools=[Tool("weather")])
+        pieces = [text[i : i + size] for i in range(0, len(text), size)]
+        events = [event for piece in pieces for event in parser.feed(piece)] + parser.finish()
+        assert "".join(e.text for e in events if isinstance(e, Content)).strip() == "Let me look."
+        assert [e.name for e in events if isinstance(e, ToolCallStart)] == ["weather", "weather"]
+        arguments = [
+            "".join(e.text for e in events if isinstance(e, ToolCallArguments) and e.index == i) for i in (0, 1)
+        ]
+        assert [json.loads(a) for a in arguments] == [{"city": "Paris"}, {"city": "Rome"}]
