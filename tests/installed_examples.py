@@ -20,7 +20,7 @@ def project_of(example: Path) -> dict[str, Any]:
 
 
 def install(example: Path, site: Path) -> None:
-    """Put an example into `site`: what its wheel would hold, its entry points, and its kernels compiled if it has any."""
+    """Put an example into `site`: what its wheel would hold, its kernels compiled, and its entry points."""
     data = project_of(example)
     project, wheel = data["project"], data["tool"]["hatch"]["build"]["targets"]["wheel"]
     site.mkdir(exist_ok=True)
