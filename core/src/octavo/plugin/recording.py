@@ -76,7 +76,8 @@ class StepRecorder:
 
     backend: has Stream, stream, current_stream and graph_pool_handle. make_graph: an empty graph, with capture_begin,
     capture_end, replay and reset. give_back: (device index, pool) frees the pool of a recording that could not end:
-    torch leaves it marked as recording, and aborts the process at its exit.
+    torch leaves it marked as recording, and aborts the process at its exit. lends: see `lend`; False for a backend
+    whose memory torch cannot take by address: each recorded step then keeps its outputs.
     All graphs share one memory pool, as only one of them runs at a time: together they need what the largest needs.
     """
 
@@ -87,8 +88,10 @@ class StepRecorder:
         *,
         make_graph: Callable[[], Any],
         give_back: Callable[[int, Any], object],
+        lends: bool = True,
     ) -> None:
         self._device = device
+        self._lends = lends
         self._backend = backend
         self._make_graph = make_graph
         self._give_back = give_back
@@ -112,7 +115,7 @@ class StepRecorder:
             self._stream.synchronize()
             graph, outputs = self._record(key, fn)
         current.wait_stream(self._stream)
-        recorded = Recorded(graph=graph, outputs=lend(outputs))
+        recorded = Recorded(graph=graph, outputs=lend(outputs) if self._lends else outputs)
         self._recorded.append(recorded)
         return recorded
 

@@ -1,0 +1,107 @@
+"""The Intel GPU platform of Octavo: the hooks. Imports nothing heavy; torch comes with `make_device`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from octavo.plugin import (
+    Communicator,
+    Device,
+    GraphRunner,
+    GroupSpec,
+    KernelRegistry,
+    PlatformCaps,
+    PlatformInfo,
+    Probe,
+    ScheduleLimits,
+    WorkerLaunch,
+    hookimpl,
+)
+from octavo.plugin.data import MultipleOf
+
+if TYPE_CHECKING:
+    from octavo.plugin import EngineConfig
+
+VERSION = "0.1.0"
+SCORE = 70
+
+
+@hookimpl
+def platform_info() -> PlatformInfo:
+    return PlatformInfo(name="xpu", api="0.1", version=VERSION, device_type="xpu")
+
+
+@hookimpl
+def platform_probe() -> Probe:
+    from octavo_xpu.drm import gpus, missing_software
+    from octavo_xpu.kernels.build import NoLibraryError, compiler, runtime_version
+
+    found = gpus()
+    if not found:
+        return Probe(
+            available=False, reason="no Intel GPU with the driver xe or i915 is visible (see ZE_AFFINITY_MASK)"
+        )
+    if reason := missing_software():
+        return Probe(available=False, reason=reason)
+    try:
+        compiler()
+        runtime_version()
+    except NoLibraryError as error:
+        return Probe(available=False, reason=str(error))
+    return Probe(available=True, score=SCORE, devices=tuple(found))
+
+
+@hookimpl
+def platform_caps() -> PlatformCaps:
+    from octavo_xpu.drm import gpus
+
+    return PlatformCaps(
+        dtypes=("bfloat16", "float16", "float32"),
+        default_dtype="bfloat16",
+        streams=True,
+        pinned_memory=True,
+        graph="capture",
+        dist_backend="xccl",
+        collectives=frozenset(
+            {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send", "recv"}
+        ),
+        max_world_size=max(1, len(gpus())),
+        features=frozenset({"prefix_cache", "chunked_prefill", "spec_decode", "structured"}),
+        schedule=ScheduleLimits(block_sizes=(MultipleOf(value=1),)),
+    )
+
+
+@hookimpl
+def platform_launch() -> WorkerLaunch:
+    # Every rank sees all GPUs and takes its own by number: oneCCL opens its peers' memory.
+    return WorkerLaunch(visible_env=None)
+
+
+@hookimpl
+def make_device(local_rank: int) -> Device:
+    from octavo_xpu.device import XpuDevice
+
+    return XpuDevice(local_rank)
+
+
+@hookimpl
+def register_kernels(registry: KernelRegistry, device: Device) -> None:
+    from octavo_xpu.ops import register
+
+    register(registry, device)
+
+
+@hookimpl
+def make_communicator(group: GroupSpec, device: Device) -> Communicator:
+    from octavo_xpu.communicator import XpuCommunicator
+
+    return XpuCommunicator(group, device.torch_device)
+
+
+@hookimpl
+def make_graph_runner(config: EngineConfig, device: Device) -> GraphRunner | None:
+    from octavo_xpu.graphs import XpuGraphs, why_not
+
+    if config.platform.enforce_eager or why_not():
+        return None
+    return XpuGraphs(device.torch_device)

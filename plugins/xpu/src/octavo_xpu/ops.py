@@ -1,0 +1,35 @@
+"""The index of this platform's kernels: what is registered, and with which priority."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from octavo.plugin import Device, KernelRegistry, OpContext, Support
+from octavo_xpu.attention import SyclAttention
+from octavo_xpu.device import SyclDevice
+from octavo_xpu.linear import Int4Linear, Int8Linear, OneDnnLinear
+from octavo_xpu.small import SmallOps, takes_dtype, takes_heads
+
+PROVIDER = "sycl"
+
+
+def register(registry: KernelRegistry, device: Device) -> None:
+    """Register every kernel for a device with a SYCL runtime."""
+    assert isinstance(device, SyclDevice)
+    small = SmallOps(device.runtime)
+    registry.attention(SyclAttention, priority=10)
+    registry.linear(Int4Linear, priority=20)
+    registry.linear(Int8Linear, priority=20)
+    registry.linear(OneDnnLinear, priority=10)
+    ops: tuple[tuple[Callable[..., Any], Callable[[OpContext], Support], bool], ...] = (
+        (small.rms_norm, takes_dtype, False),
+        (small.add_rms_norm, takes_dtype, True),
+        (small.act_and_mul, takes_dtype, False),
+        (small.rope, takes_dtype, False),
+        (small.kv_write, takes_dtype, True),
+        (small.qkv_norm_rope, takes_heads, True),
+        (small.qkv_norm_rope_write, takes_heads, True),
+    )
+    for fn, supports, inplace in ops:
+        registry.op(fn.__name__, fn, provider=PROVIDER, priority=10, supports=supports, inplace=inplace)
