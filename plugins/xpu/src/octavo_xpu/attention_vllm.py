@@ -1,0 +1,140 @@
+"""FlashAttention 2 of `vllm-xpu-kernels` (0.1.15.1) over the paged cache: one operator for prompts and decoding.
+
+The operator reads pages as they lie, [blocks, tokens of a block, heads, D], and its launches depend on bounds alone.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, ClassVar
+
+import torch
+
+from octavo.plugin import (
+    YES,
+    AttentionSpec,
+    AttnBatch,
+    AttnLayer,
+    BatchLimits,
+    Device,
+    KVLayout,
+    KVSpec,
+    KVView,
+    Support,
+    no,
+)
+from octavo_xpu.device import SyclDevice
+from octavo_xpu.small import SmallOps
+
+Tensor = torch.Tensor
+
+PACKAGE = "vllm_xpu_kernels"
+MODULE = f"{PACKAGE}._vllm_fa2_C"
+HEADS = (64, 96, 128, 192, 256)
+DTYPES = ("bfloat16", "float16")
+BLOCK = 16
+"""Pages hold a multiple of it."""
+UNBOUNDED = -1
+
+
+class VllmXpuAttention:
+    """Implements `octavo.plugin.AttentionBackend`."""
+
+    name: ClassVar[str] = "vllm_xpu"
+    takes_written_kv: ClassVar[bool] = True
+
+    @classmethod
+    def supports(cls, spec: AttentionSpec, device: Device) -> Support:
+        if find_spec(PACKAGE) is None:
+            return no("the package vllm-xpu-kernels is not installed")
+        if not isinstance(device, SyclDevice):
+            return no(f"needs a device with a SYCL runtime, not {device.type}")
+        if spec.dtype not in DTYPES:
+            return no(f"no {spec.dtype} activations")
+        if spec.kv_dtype != spec.dtype:
+            return no(f"reads a cache in the activations' dtype, not in {spec.kv_dtype}")
+        if not spec.causal:
+            return no("only causal attention is implemented")
+        if spec.head_dim not in HEADS:
+            return no(f"heads of {', '.join(map(str, HEADS))}, not {spec.head_dim}")
+        if spec.block_size % BLOCK:
+            return no(f"pages of multiples of {BLOCK} tokens, not {spec.block_size}")
+        if spec.sinks:
+            return no("the dtype in which it takes sinks is not known here")
+        return YES
+
+    @classmethod
+    def kv_layout(cls, spec: KVSpec) -> KVLayout:
+        return KVLayout(block_size=spec.block_size, dtype=spec.dtype, order="BNHC", align=64)
+
+    @staticmethod
+    def load() -> Any:
+        """The operator. Raises ImportError or AttributeError if it is not there."""
+        import_module(MODULE)
+        return torch.ops._vllm_fa2_C.varlen_fwd.default
+
+    def __init__(self, spec: AttentionSpec, limits: BatchLimits, device: Device) -> None:
+        assert isinstance(device, SyclDevice)
+        self._forward = self.load()
+        self._small = SmallOps(device.runtime)
+        self._limits = limits
+        left = UNBOUNDED if spec.window is None else spec.window - 1
+        self._options: dict[str, Any] = {
+            "leftpad_k": None,
+            "alibi_slopes": None,
+            "p_dropout": 0.0,
+            "q_scale": None,
+            "k_scale": None,
+            "v_scale": None,
+            "softmax_scale": spec.scale,
+            "softmax_sink": None,
+            "zero_tensors": False,
+            "window_size_left": left,
+            "window_size_right": UNBOUNDED if spec.window is None else 0,
+            "softcap": spec.softcap or 0.0,
+            "return_softmax": False,
+            "gen": None,
+            "num_splits": None,
+            "splits_per_seq": None,
+            "work_list": None,
+        }
+
+    def plan(self, batch: AttnBatch, *, graph: bool) -> tuple[AttnBatch, bool, int]:
+        """(batch, whether there may be padding tokens, longest context): references and bounds."""
+        clear = graph or int(batch.q_starts_host[-1]) < batch.num_tokens
+        return batch, clear, self._limits.max_model_len if graph else batch.max_kv_len
+
+    def run(
+        self,
+        layer: AttnLayer,
+        q: Tensor,
+        k: Tensor | None,
+        v: Tensor | None,
+        kv: KVView,
+        plan: tuple[AttnBatch, bool, int],
+        out: Tensor,
+    ) -> Tensor:
+        """q, out [T, H, D]; k, v [T, Hkv, D]. Fills and returns `out`; padding tokens become zero."""
+        batch, clear, longest = plan
+        if k is not None and v is not None:
+            self._small.write(k, v, kv.k, kv.v, batch.slots, layer.k_scale, layer.v_scale)
+        if clear:
+            out.zero_()
+        decode = batch.max_q_len == 1
+        self._forward(
+            q=q,
+            k=kv.k.transpose(1, 2),
+            v=kv.v.transpose(1, 2),
+            out=out,
+            cu_seqlens_q=batch.q_starts,
+            cu_seqlens_k=torch.zeros_like(batch.q_starts),  # unread where there are pages
+            seqused_k=batch.kv_lens,
+            block_table=batch.block_table,
+            max_seqlen_q=batch.max_q_len,
+            max_seqlen_k=longest,
+            is_causal=not decode,  # one query sees its whole context
+            mix_batch=not decode,
+            **self._options,
+        )
+        return out
