@@ -202,7 +202,8 @@ class TritonAttention:
         most, cut = next((n, cut) for n, cut in (*self._cuts, (max_seqs, self._cuts[-1][1])) if batch.num_seqs <= n)
         # Programs that come early settle where there is room just then: unevenly, which costs more than it gains where
         # each has to read a large share.
-        early = self.overlap if not any_long and cut is not self._cuts[-1][1] else IN_ORDER
+        settled = any_long or cut is self._cuts[-1][1]
+        early = IN_ORDER if settled and self.overlap.early else self.overlap
         prefill_rows = self._prefill_rows(batch.num_tokens)
         return TritonPlan(
             q_starts=batch.q_starts,

@@ -55,18 +55,18 @@ def _rope_kernel(
     START: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
-    is_q = head < num_heads
-    kv_head = head - num_heads
-    valid = head < num_heads + num_kv_heads
-    source = tl.where(
-        is_q, q_ptr + token * stride_qt + head * stride_qh, k_ptr + token * stride_kt + kv_head * stride_kh
-    )
-    target = tl.where(
-        is_q,
-        q_out_ptr + (token * num_heads + head) * head_dim,
-        k_out_ptr + (token * num_kv_heads + kv_head) * head_dim,
-    )
+    # A program has query heads or key heads: not every compiler can choose between two tensors head by head.
+    tile = tl.program_id(1)
+    q_tiles = tl.cdiv(num_heads, BLOCK_H)
+    is_q = tile < q_tiles
+    head = tl.where(is_q, tile, tile - q_tiles) * BLOCK_H + tl.arange(0, BLOCK_H)
+    valid = head < tl.where(is_q, num_heads, num_kv_heads)
+    if is_q:
+        source = q_ptr + token * stride_qt + head * stride_qh
+        target = q_out_ptr + (token * num_heads + head) * head_dim
+    else:
+        source = k_ptr + token * stride_kt + head * stride_kh
+        target = k_out_ptr + (token * num_kv_heads + head) * head_dim
     pair = tl.arange(0, BLOCK_HALF)
     mask = valid[:, None] & (pair < half)[None, :]
     dtype: tl.constexpr = q_out_ptr.dtype.element_ty
@@ -191,18 +191,23 @@ def _qkv_norm_rope_kernel(
         kv_head = tl.where(turned, head[:, None] - num_heads, head[:, None] - num_turned)
         k_at = k_cache_ptr + block * k_stride_b + offset * k_stride_n + kv_head * k_stride_h
         v_at = v_cache_ptr + block * v_stride_b + offset * v_stride_n + kv_head * v_stride_h
-        cache_at = tl.where(turned, k_at, v_at)
-        stride = tl.where(turned, k_stride_d, v_stride_d)
+        keys, values = new[:, None] & turned, new[:, None] & (turned == 0)
         scale = None
         if k_scales_ptr is not None:
-            scale = tl.load(tl.where(turned, k_scales_ptr, v_scales_ptr) + kv_head, mask=new[:, None], other=1.0)
+            k_scale = tl.load(k_scales_ptr + kv_head, mask=keys, other=1.0)
+            scale = tl.where(turned, k_scale, tl.load(v_scales_ptr + kv_head, mask=values, other=1.0))
         kind: tl.constexpr = k_cache_ptr.dtype.element_ty
-        new_mask = mask & new[:, None]
-        tl.store(cache_at + pair[None, :] * stride, narrowed(first, scale, LIMIT, kind), mask=new_mask)
-        tl.store(cache_at + (half + pair[None, :]) * stride, narrowed(second, scale, LIMIT, kind), mask=new_mask)
+        first_new, second_new = narrowed(first, scale, LIMIT, kind), narrowed(second, scale, LIMIT, kind)
+        # Not every compiler can choose between two tensors head by head: each has stores of its own.
+        tl.store(k_at + pair[None, :] * k_stride_d, first_new, mask=mask & keys)
+        tl.store(v_at + pair[None, :] * v_stride_d, first_new, mask=mask & values)
+        tl.store(k_at + (half + pair[None, :]) * k_stride_d, second_new, mask=mask & keys)
+        tl.store(v_at + (half + pair[None, :]) * v_stride_d, second_new, mask=mask & values)
         if BLOCK_REST > 0:
-            rest_to = cache_at + (2 * half + column[None, :]) * stride
-            tl.store(rest_to, narrowed(rest.to(dtype), scale, LIMIT, kind), mask=rest_mask & new[:, None])
+            rest_new = narrowed(rest.to(dtype), scale, LIMIT, kind)
+            rest_column = 2 * half + column[None, :]
+            tl.store(k_at + rest_column * k_stride_d, rest_new, mask=rest_mask & keys)
+            tl.store(v_at + rest_column * v_stride_d, rest_new, mask=rest_mask & values)
             rest_mask = rest_mask & is_q
         mask = mask & is_q
     tl.store(at, first, mask=mask)
@@ -241,7 +246,7 @@ def rope(
     block_half, block_rest = _parts(half, head_dim)
     overlap.launch(
         _rope_kernel,
-        (num_tokens, triton.cdiv(num_heads + num_kv_heads, HEADS)),
+        (num_tokens, triton.cdiv(num_heads, HEADS) + triton.cdiv(num_kv_heads, HEADS)),
         q,
         k,
         positions,
