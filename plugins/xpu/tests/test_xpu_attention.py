@@ -151,10 +151,10 @@ def test_a_scaled_cache_gives_what_the_reference_gives(device: SyclDevice, by_he
 
 def test_refusals_say_why(device: SyclDevice) -> None:
     for of, word in (
-        (spec(head_dim=512), "256"),
+        (spec(head_dim=512), "local memory"),
         (replace(spec(), kv_dtype="int8"), "int8"),
         (replace(spec(), causal=False), "causal"),
-        (spec(heads=(64, 1)), "heads"),
+        (spec(heads=(64, 1), head_dim=192), "64 heads of 192"),
     ):
         answer = SyclAttention.supports(of, device)
         assert not answer.ok

@@ -32,8 +32,8 @@ from octavo_xpu.small import SmallOps, last_contiguous, scale_of
 
 Tensor = torch.Tensor
 
-LARGEST_HEAD = 256
-"""Local memory holds 16 keys and values, and the rows of queries, as float32: 48 KiB and less."""
+LOCAL_MEMORY = 64 << 10
+"""Bytes that a work-group may have on every GPU since Gen9."""
 ROWS = 8
 """Rows (tokens x heads of a group) that a work-group means to have: what shares a key once it is read."""
 SUB_GROUPS = 4
@@ -73,10 +73,11 @@ class SyclAttention:
             return no(f"reads a cache in the activations' dtype, not in {spec.kv_dtype}")
         if not spec.causal:
             return no("only causal attention is implemented")
-        if spec.head_dim > LARGEST_HEAD:
-            return no(f"heads of up to {LARGEST_HEAD}, not {spec.head_dim}: local memory is too small")
-        if spec.num_heads // spec.num_kv_heads > 4 * ROWS:
-            return no(f"up to {4 * ROWS} heads for each KV head, not {spec.num_heads // spec.num_kv_heads}")
+        group = spec.num_heads // spec.num_kv_heads
+        # float32: a row of queries for each head of the group, and a step's keys and values, see the kernel.
+        needed = 4 * (max(ROWS, group) * spec.head_dim + 2 * LANES * (spec.head_dim + 1))
+        if needed > LOCAL_MEMORY:
+            return no(f"{group} heads of {spec.head_dim} would take {needed} bytes of local memory, of {LOCAL_MEMORY}")
         return YES
 
     @classmethod
