@@ -1,4 +1,4 @@
-"""The examples as they stood for older plugin APIs are still loaded, bound and served, whatever became of them since."""
+"""The examples as they stood for older plugin APIs still load, bind and serve, whatever became of them since."""
 
 from __future__ import annotations
 
