@@ -106,7 +106,7 @@ class Int4Linear:
     """4-bit codes with a scale and an offset for every 32 columns: GGUF's Q4_0, Q4_1 and Q4_K, `--quantization int4`.
 
     Codes are exact; scales and offsets are kept in float16, as Q4_0 and Q4_1 store them (Q4_K's products of two
-    factors are rounded to it).
+    factors are rounded to it), and in float32 beside float32 activations.
     """
 
     name: ClassVar[str] = "int4"
@@ -125,11 +125,12 @@ class Int4Linear:
         codes, scales, offsets = int4_groups(
             {name: t.to(device.torch_device) for name, t in weights.items()}, spec.scheme
         )
+        kept = torch.float32 if spec.act_dtype == "float32" else torch.float16
         return PackedWeight(
             module=device.runtime.module("linear.cpp", NUMBER=NUMBERS[spec.act_dtype]),
             codes=(codes[:, 0::2] | codes[:, 1::2] << 4).contiguous(),
-            scales=scales.half().contiguous(),
-            offsets=offsets.half().contiguous(),
+            scales=scales.to(kept).contiguous(),
+            offsets=offsets.to(kept).contiguous(),
             group=GROUP,
             out_features=spec.out_features,
             in_features=spec.in_features,

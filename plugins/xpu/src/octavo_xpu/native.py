@@ -15,7 +15,7 @@ import os
 import re
 import struct
 from collections.abc import Callable
-from functools import cache, lru_cache
+from functools import cache
 from typing import TYPE_CHECKING
 
 from octavo_xpu.kernels.build import HERE, NoLibraryError, build, cache_folder
@@ -124,7 +124,6 @@ class Module:
         return self._bundle
 
 
-@lru_cache(4096)
 def float_bits(x: float) -> int:
     """The bits of a float32."""
     bits: int = struct.unpack("<I", struct.pack("<f", x))[0]

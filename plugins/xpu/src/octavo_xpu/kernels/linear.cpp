@@ -13,6 +13,13 @@
 constexpr int TOKENS = 8;
 constexpr int GROUP = 32;
 
+// Of 4-bit codes: what 16-bit activations need, and what float32 deserves.
+#if NUMBER == FLOAT32
+using Scale = float;
+#else
+using Scale = sycl::half;
+#endif
+
 inline void store(const float *sums, const Number *bias, Number *y, int64 first, int64 num_tokens, int64 out_features,
                   int64 n) {
   auto sub_group = work_item::get_sub_group();
@@ -23,7 +30,7 @@ inline void store(const float *sums, const Number *bias, Number *y, int64 first,
   }
 }
 
-KERNEL int4(const Number *x, const unsigned *codes, const sycl::half *scales, const sycl::half *offsets,
+KERNEL int4(const Number *x, const unsigned *codes, const Scale *scales, const Scale *offsets,
             const Number *bias, Number *y, int64 num_tokens, int64 in_features, int64 out_features) {
   auto item = work_item::get_nd_item<3>();
   int64 first = item.get_group(0) * TOKENS, n = item.get_group(1) * item.get_local_range(1) + item.get_local_id(1);
@@ -71,7 +78,7 @@ KERNEL int8(const Number *x, const unsigned *codes, const float *scales, const N
 }
 
 // The plain weight [N, K], for products of many tokens. One item a word.
-KERNEL unpack_int4(const unsigned *codes, const sycl::half *scales, const sycl::half *offsets, Number *weight,
+KERNEL unpack_int4(const unsigned *codes, const Scale *scales, const Scale *offsets, Number *weight,
                    int64 num_words, int64 words) {
   int64 w = work_item::get_nd_item<3>().get_global_id(2);
   if (w >= num_words) return;
