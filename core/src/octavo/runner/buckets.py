@@ -55,6 +55,11 @@ class Shapes:
         )
 
     @property
+    def static(self) -> bool:
+        """Whether the platform compiles each shape by itself: then work beside the step, too, had better have few."""
+        return self.buckets is not None
+
+    @property
     def at_start(self) -> list[BatchKey]:
         """What is recorded before the first request, the largest first: memory that a recording leaves then holds
         every smaller one. Decode steps of every size, and steps of few tokens."""

@@ -26,6 +26,8 @@ MAX_STOPS = 16
 """Stop tokens of a row that the device knows. Further ones are the host's, which learns of each token a step late."""
 FOREVER = np.iinfo(np.int32).max
 UPLOAD_BYTES = 1 << 16
+UPDATED_AT_ONCE = 256
+"""Entries of block tables that a platform with static shapes is sent at once."""
 ALIGNMENT = 16
 
 
@@ -76,9 +78,11 @@ class RequestTable:
     tokens int32 [R + 1, max_model_len + 1]; blocks int32 [R + 1, C]: the block tables of all KV groups side by side,
     `groups` int32 [G, 2] says where (see `octavo.ops.bookkeeping`); `columns` and `block_sizes` say it on the host.
     ended int32 [R + 1], limits int32 [R + 1, 2], stops int32 [R + 1, MAX_STOPS]: where answers end (`commit_tokens`).
+    static: write in shapes that do not depend on what is written, as each shape is a program of its own to compile.
     """
 
-    def __init__(self, limits: BatchLimits, groups: Sequence[KVGroup], device: Device) -> None:
+    def __init__(self, limits: BatchLimits, groups: Sequence[KVGroup], device: Device, *, static: bool = False) -> None:
+        self._static = static
         self.padding_row = limits.max_num_seqs
         self.max_model_len = limits.max_model_len
         self.device = device.torch_device
@@ -105,8 +109,7 @@ class RequestTable:
             return
         ends = np.full((len(admits), 2 + MAX_STOPS), -1, np.int32)
         for admit, end in zip(admits, ends, strict=True):
-            known = staging.stage(admit.token_ids.astype(np.int32, copy=False))
-            self.tokens[admit.row, : len(known)].copy_(known, non_blocking=True)
+            self._write_tokens(admit, staging)
             end[0] = admit.num_prompt_tokens + admit.params.min_tokens
             end[1] = self.max_model_len if admit.limit is None else admit.limit
             stops = admit.stop_ids[:MAX_STOPS]
@@ -116,6 +119,16 @@ class RequestTable:
         self.limits[rows] = values[:, :2]
         self.stops[rows] = values[:, 2:]
 
+    def _write_tokens(self, admit: Admit, staging: Staging) -> None:
+        ids = admit.token_ids.astype(np.int32, copy=False)
+        if not self._static:
+            known = staging.stage(ids)
+            self.tokens[admit.row, : len(known)].copy_(known, non_blocking=True)
+            return
+        whole = np.zeros((1, self.tokens.shape[1]), np.int32)
+        whole[0, : len(ids)] = ids
+        self.tokens[staging.send(np.array([admit.row], np.int64))] = staging.send(whole)
+
     def update(self, updates: Sequence[BlockUpdate], staging: Staging) -> None:
         """Write new block ids, one update per KV group."""
         width = self.blocks.shape[1]
@@ -124,9 +137,16 @@ class RequestTable:
             for columns, u in zip(self.columns, updates, strict=False)
             if len(u.rows)
         ]
-        if parts:
-            places, blocks = (staging.send(np.concatenate(arrays)) for arrays in zip(*parts, strict=True))
-            self.blocks.view(-1)[places] = blocks
+        if not parts:
+            return
+        places, blocks = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        if not self._static:
+            self.blocks.view(-1)[staging.send(places)] = staging.send(blocks)
+            return
+        # The last entry fills the rest: writing it again changes nothing.
+        padded = np.arange(round_up(len(places), UPDATED_AT_ONCE)).clip(max=len(places) - 1)
+        for chosen in padded.reshape(-1, UPDATED_AT_ONCE):
+            self.blocks.view(-1)[staging.send(places[chosen])] = staging.send(blocks[chosen])
 
 
 @dataclass(frozen=True, kw_only=True)

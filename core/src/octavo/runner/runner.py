@@ -95,7 +95,7 @@ class ModelRunner:
 
     def __post_init__(self) -> None:
         device, limits = self.ctx.device, self.shapes.limits
-        self.table = RequestTable(limits, self.kv_groups, device)
+        self.table = RequestTable(limits, self.kv_groups, device, static=self.shapes.static)
         self.buffers = InputBuffers(self.shapes.max_tokens, self.shapes.max_seqs, self.table, device)
         ops: dict[str, Callable[..., Any]] = {name: self.ctx.op(name) for name in OPS}
         self.sampler = Sampler(
@@ -122,9 +122,11 @@ class ModelRunner:
             for row in batch.released:
                 self.sampler.release(row)
                 self.scorer.release(row)
-            self.table.admit(batch.admits, staging)
             self.sampler.upload = staging.send
-            self.sampler.admit(batch.admits)
+            # One by one where every number of them would be a shape of its own.
+            for admits in [[admit] for admit in batch.admits] if self.shapes.static else [batch.admits]:
+                self.table.admit(admits, staging)
+                self.sampler.admit(admits)
             for admit in batch.admits:
                 self.scorer.admit(admit)
             self.table.update(batch.blocks, staging)
@@ -230,7 +232,7 @@ class ModelRunner:
         if masks is not None and not len(masks.places):
             masks = None
         if outputs.tokens is not None and masks is None and self.sampler.is_plain(rows):
-            return sampling, Sampled(tokens=outputs.tokens[:n])
+            return sampling, Sampled(tokens=outputs.tokens)  # with the padding's, so that it is one copy of one shape
         if len(sampling) == n:
             logits, picks = outputs.logits[:n], step.picks[:, :n]
         else:

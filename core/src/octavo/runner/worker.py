@@ -22,7 +22,7 @@ from octavo.parallel.ranks import Alone, Peers
 from octavo.plugin.contracts import Communicator, Device, GraphRunner, KVView, ModelExecutor
 from octavo.plugin.data import GroupSpec, PlatformCaps
 from octavo.plugin.specs import BatchLimits, KVLayout, KVPlan, QuantScheme
-from octavo.plugin.step import Admit, Batch, KVGroup
+from octavo.plugin.step import Admit, Batch, BlockUpdate, KVGroup
 from octavo.plugin.torch import TorchCommunicator
 from octavo.quant import online
 from octavo.runner.buckets import Shapes
@@ -174,6 +174,8 @@ def _with_memory(
     executor = runner(plans, shapes, graph)
     for key in shapes.at_start:
         executor.record(key)
+    if shapes.all_at_start:
+        rehearse(executor)
     device.empty_cache()  # recordings have their own memory
     kv_bytes = sum(need.block_bytes * plan.num_blocks for need, plan in zip(needs, plans, strict=True))
     if footprint is not None:
@@ -219,6 +221,25 @@ def run_largest(runner: ModelRunner, limits: BatchLimits) -> None:
             counts=counts,
             samples=np.ones(num_seqs, np.bool_),
             admits=admits,
+        )
+    )
+    runner.collect()
+
+
+def rehearse(runner: ModelRunner) -> None:
+    """Serve a request of one token as a real one would be, in the null block: where shapes are compiled ahead, what
+    stands beside the compiled steps is then compiled too, and not while someone waits."""
+    first = np.zeros(1, np.int32)
+    params = SamplingParams(temperature=0.0)
+    runner.launch(
+        Batch(
+            step=0,
+            rows=first,
+            starts=first,
+            counts=np.ones(1, np.int32),
+            samples=np.ones(1, np.bool_),
+            admits=[Admit(row=0, token_ids=first, num_prompt_tokens=1, params=params, seed=0)],
+            blocks=[BlockUpdate(rows=first, indices=first, blocks=first) for _ in runner.kv_groups],
         )
     )
     runner.collect()
