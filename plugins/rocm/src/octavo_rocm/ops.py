@@ -1,0 +1,68 @@
+"""The index of this platform's kernels: what is registered, and with which priority."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import Any
+
+import torch
+
+from octavo.plugin import Device, KernelRegistry
+from octavo_rocm.device import target_for
+from octavo_rocm.gguf import GgufLinear
+from octavo_rocm.linear import HipblasltLinear, HipLinear, TritonLinear
+
+log = logging.getLogger("octavo.rocm")
+
+PROVIDER = "triton"
+
+
+def register(registry: KernelRegistry, device: Device, *, triton: bool, hip: bool) -> None:
+    """Register every kernel. triton: whether Triton is installed. hip: whether HIP kernels may be compiled."""
+    registry.linear(HipblasltLinear, priority=10)
+    if hip:
+        registry.linear(HipLinear, priority=25)
+        registry.linear(GgufLinear, priority=25)
+    if not triton:
+        log.warning(
+            "Triton is not installed: attention and small ops run on core's slow references; pip install triton"
+        )
+        return
+    register_triton(registry, device, hip=hip)
+
+
+def register_triton(registry: KernelRegistry, device: Device, *, hip: bool) -> None:
+    """Core's portable kernels in the sizes of this card, and what needs one of them."""
+    from octavo.triton import activation, bookkeeping, logits, norm, rope, sampling, topk_topp
+    from octavo_rocm.attention import attention_for
+    from octavo_rocm.fp8 import Fp8Linear
+    from octavo_rocm.int4 import Int4Linear
+
+    registry.attention(attention_for(device), priority=10)
+    registry.linear(Fp8Linear, priority=30)
+    registry.linear(Int4Linear.with_hip(hip), priority=30)
+    registry.linear(TritonLinear, priority=20)
+    target = target_for(device)
+    fp8 = getattr(torch, (target and target.fp8_dtype) or "float8_e4m3fn")
+    ops: tuple[tuple[Any, bool], ...] = (
+        (norm.rms_norm, False),
+        (norm.add_rms_norm, True),
+        (rope.rope, False),
+        (rope.qkv_norm_rope, True),
+        (rope.qkv_norm_rope_write, True),
+        (activation.act_and_mul, False),
+        (bookkeeping.begin_step, True),
+        (bookkeeping.commit_tokens, True),
+        (sampling.greedy, False),
+        (sampling.sample, False),
+        (logits.penalties, True),
+        (logits.min_p, True),
+        (logits.apply_bitmask, True),
+        (topk_topp.topk_topp, True),
+    )
+    for fn, inplace in ops:
+        registry.op(fn.__name__, fn, provider=PROVIDER, priority=10, inplace=inplace)
+    # In the kind of e4m3 that this card's products take.
+    quantizing = partial(norm.add_rms_norm_fp8, dtype=fp8)
+    registry.op("add_rms_norm_fp8", quantizing, provider=PROVIDER, priority=10, inplace=True)

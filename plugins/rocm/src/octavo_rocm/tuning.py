@@ -1,0 +1,106 @@
+"""The sizes that core's Triton kernels run with, by target. Chosen by arithmetic, not measured: no card was at hand.
+
+Triton's AMD compiler keeps num_stages - 1 tiles of a loop in shared memory (LDS), of which a workgroup has 64 KiB but
+on CDNA4; every entry is compiled in tests/test_rocm_compiled.py and must fit. A wave of CDNA has twice the threads of
+one of RDNA, so half as many do the same work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+import triton
+
+from octavo.plugin import Device
+from octavo.triton import gemv, int4, skinny
+from octavo.triton.attention_tuning import AttentionTuning, DecodeCut
+from octavo.triton.overlap import IN_ORDER, Overlap
+from octavo_rocm.device import target_for
+from octavo_rocm.targets import TARGETS
+
+STAGES = 2
+"""One tile on its way while one is multiplied; more would only take LDS from other workgroups."""
+
+LEAST_BLOCK = 16
+"""Rows of W that a matrix unit takes."""
+
+Config = TypeVar("Config", gemv.GemvConfig, int4.Int4Config)
+
+KIB = 1024
+CDNA = AttentionTuning(
+    shared_memory=48 * KIB,  # of 64: queries and what is exchanged between lanes take the rest
+    decode_rows=16,
+    decode=DecodeCut(block=64, warps=2, stages=STAGES, programs_per_unit=4),
+    decode_few=((16, DecodeCut(block=64, warps=4, stages=STAGES, programs_per_unit=2, min_tiles=1)),),
+    prefill_rows=128,
+    prefill_block=64,
+    prefill_warps=4,
+    prefill_stages=STAGES,
+)
+# A lane has 256 registers, half of CDNA's: with 4 waves, or larger tiles of wide heads, they would spill.
+RDNA = replace(
+    CDNA,
+    shared_memory=16 * KIB,
+    decode=DecodeCut(block=32, warps=8, stages=STAGES, programs_per_unit=2),
+    decode_few=((16, DecodeCut(block=32, warps=8, stages=STAGES, programs_per_unit=2, min_tiles=1)),),
+    prefill_rows=64,
+    prefill_block=32,
+    prefill_warps=8,
+)
+ATTENTION: Mapping[str, AttentionTuning] = {
+    "gfx90a": CDNA,
+    "gfx942": CDNA,
+    "gfx950": replace(CDNA, shared_memory=128 * KIB),
+    "gfx1100": RDNA,
+    "gfx1201": RDNA,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuning:
+    """For one card. overlap: carries the target's launch options of kernels with products; units: its compute units."""
+
+    attention: AttentionTuning = AttentionTuning()
+    overlap: Overlap = field(default_factory=lambda: IN_ORDER)
+    units: int = 132
+
+    def gemv(self, num_out: int, num_in: int, tokens: int) -> gemv.GemvConfig:
+        return self._whole(gemv.default_config(num_out, num_in, tokens, num_cores=self.units), num_out)
+
+    def int4(self, num_out: int, num_in: int, tokens: int) -> int4.Int4Config:
+        return self._whole(int4.default_config(num_out, num_in, tokens, num_cores=self.units), num_out)
+
+    def skinny(self, num_out: int, num_in: int, tokens: int, *, itemsize: int) -> skinny.SkinnyConfig:
+        config = skinny.default_config(num_out, num_in, tokens, num_cores=self.units, itemsize=itemsize)
+        block_n = self._block(config.block_n, num_out)
+        return replace(config, block_n=block_n, programs=triton.cdiv(num_out, block_n), num_stages=STAGES)
+
+    def _whole(self, config: Config, num_out: int) -> Config:
+        """The cut with all of K in one program, and fewer rows each so that there are enough programs.
+
+        Where programs share a row of W, one thread counts all of its program's partial sums in behind a barrier. For
+        CDNA that barrier is compiled without a wait for the other waves' stores, so the sums might not be there yet.
+        """
+        if not config.dot:
+            return replace(config, split_k=1, num_stages=STAGES)
+        block_n = self._block(config.block_n, num_out)
+        return replace(config, split_k=1, block_n=block_n, num_warps=max(1, block_n // 16), num_stages=STAGES)
+
+    def _block(self, block_n: int, num_out: int) -> int:
+        while block_n > LEAST_BLOCK and num_out < block_n * self.units:
+            block_n //= 2
+        return block_n
+
+
+def tuning_for(device: Device) -> Tuning:
+    """Of the device's target; the kernels' defaults where they are interpreted."""
+    target = target_for(device)
+    if target is None:
+        return Tuning()
+    units = max(device.describe().compute_units, 1)
+    return Tuning(attention=ATTENTION[target.name], overlap=Overlap(options=target.launch), units=units)
+
+
+assert ATTENTION.keys() == TARGETS.keys(), "every target has its sizes"
