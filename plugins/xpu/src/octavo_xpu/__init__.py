@@ -13,17 +13,16 @@ from octavo.plugin import (
     PlatformCaps,
     PlatformInfo,
     Probe,
-    ScheduleLimits,
     WorkerLaunch,
     hookimpl,
 )
-from octavo.plugin.data import MultipleOf
 
 if TYPE_CHECKING:
     from octavo.plugin import EngineConfig
 
 VERSION = "0.1.0"
 SCORE = 70
+COLLECTIVES = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send", "recv"})
 
 
 @hookimpl
@@ -62,12 +61,9 @@ def platform_caps() -> PlatformCaps:
         pinned_memory=True,
         graph="capture",
         dist_backend="xccl",
-        collectives=frozenset(
-            {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send", "recv"}
-        ),
+        collectives=COLLECTIVES,
         max_world_size=max(1, len(gpus())),
         features=frozenset({"prefix_cache", "chunked_prefill", "spec_decode", "structured"}),
-        schedule=ScheduleLimits(block_sizes=(MultipleOf(value=1),)),
     )
 
 

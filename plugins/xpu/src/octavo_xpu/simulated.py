@@ -17,10 +17,10 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from octavo.plugin import DeviceDesc, KernelRegistry, KVLayout, KVSpec, PlatformCaps, PlatformInfo, Probe, hookimpl
+from octavo.plugin import DeviceDesc, GroupSpec, KernelRegistry, PlatformCaps, PlatformInfo, Probe, hookimpl
 
 if TYPE_CHECKING:
-    from octavo.plugin import Device
+    from octavo.plugin import Communicator, Device
     from octavo_xpu.device import SyclDevice
 
 MEMORY = 1 << 30
@@ -51,7 +51,15 @@ def platform_probe() -> Probe:
 
 @hookimpl
 def platform_caps() -> PlatformCaps:
-    return PlatformCaps(dtypes=("bfloat16", "float16", "float32"), default_dtype="float32", dist_backend="gloo")
+    from octavo_xpu import COLLECTIVES
+
+    return PlatformCaps(
+        dtypes=("bfloat16", "float16", "float32"),
+        default_dtype="float32",
+        dist_backend="gloo",
+        collectives=COLLECTIVES,
+        max_world_size=2,
+    )
 
 
 @hookimpl
@@ -67,8 +75,10 @@ def register_kernels(registry: KernelRegistry, device: Device) -> None:
 
 
 @hookimpl
-def kv_layout(spec: KVSpec) -> KVLayout:
-    return KVLayout(block_size=spec.block_size, dtype=spec.dtype)
+def make_communicator(group: GroupSpec, device: Device) -> Communicator:
+    from octavo_xpu.communicator import XpuCommunicator
+
+    return XpuCommunicator(group, device.torch_device)
 
 
 @cache
