@@ -13,7 +13,9 @@ from click.testing import CliRunner
 
 from octavo.cli.plugin import plugin
 from octavo.errors import ConfigError
-from octavo.testing.conformance.run import Result, level, merged, run
+from octavo.testing.conformance.levels import level, missing_for_next
+from octavo.testing.conformance.page import badge
+from octavo.testing.conformance.run import Result, merged, run
 from octavo.testing.conformance.settings import read_settings, reason_for
 
 Check = Callable[..., Result]
@@ -147,7 +149,7 @@ def register_kernels(registry):
 
 @pytest.mark.slow
 def test_wrong_kernels_are_caught_by_name(check: Check) -> None:
-    result = check(WRONG_KERNELS, tiers="2")
+    result = check(WRONG_KERNELS, tiers="2,4")
     found = failures(result)
     assert "test_an_op_kernel_agrees_with_the_reference[rms_norm-hasty-float32]" in found
     assert "test_an_op_kernel_agrees_with_the_reference[embedding-greedy-float32]" in found
@@ -167,14 +169,18 @@ def test_known_failures_and_wider_tolerances_come_from_the_settings(check: Check
     [xfail]
     "test_t2_ops.py::*[embedding-greedy-*]" = "zeroes the ids until driver 5"
     [skip]
-    "test_t2_linear.py::*packed*" = "no quantized weights yet"
+    "test_t4_linear.py::*packed*" = "no quantized weights yet"
     "test_t9*" = "there is no such test"
     """
-    result = check(WRONG_KERNELS, tiers="2", settings=textwrap.dedent(settings))
+    result = check(WRONG_KERNELS, tiers="2,4", settings=textwrap.dedent(settings))
     assert result.data["failures"] == {}
     assert list(result.data["xfails"].values()) == ["zeroes the ids until driver 5"]
     assert result.data["unused_patterns"] == ["test_t9*"]
+    assert set(result.data["excused"].values()) == {"no quantized weights yet"}
+    assert not set(result.data["excused"]) & set(result.data["skipped"])
+    assert result.data["tolerances"]["rms_norm"] == {"float32": 1e-2}
     assert "expected to fail" in result.summary()
+    assert "1 known failure · " in badge(result.data)
 
 
 ATTENTION_OFF_BY_ONE = """
@@ -204,12 +210,13 @@ def test_attention_that_ignores_its_window_is_caught(check: Check) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "expected"), [("cpu", "silver"), ("refdev", "bronze")])
+@pytest.mark.parametrize(("name", "expected"), [("cpu", "gold"), ("refdev", "bronze")])
 def test_the_platforms_in_this_repository_pass(name: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OCTAVO_EXTRA_PLATFORMS", "refdev=octavo.testing.refdev")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    result = run(name, quiet=True)
+    settings = Path(__file__).parents[3] / "plugins" / name / "conformance.toml"
+    result = run(name, config=settings if settings.exists() else None, quiet=True)
     assert result.data["failures"] == {}
     assert result.data["level"] == expected
 
@@ -229,13 +236,55 @@ def test_the_example_of_the_plugin_guide_passes(monkeypatch: pytest.MonkeyPatch)
     assert "test_t0_hygiene.py::test_absent_hardware_is_an_answer_with_a_reason" not in result.data["skipped"]
 
 
-def test_levels_need_all_their_tiers_and_native_kernels() -> None:
-    clean = {"by_tier": {}, "native": ["attention", "linear"]}
-    assert level(clean, ["0", "1", "2", "3", "6"]) == "silver"
-    assert level(clean | {"native": ["attention"]}, ["0", "1", "2", "3", "6"]) == "bronze"
-    assert level(clean, ["0", "1"]).startswith("not judged")
-    assert level({"by_tier": {"2": {"failed": 1}}, "native": ["attention", "linear"]}, list("01236")) == "bronze"
-    assert level({"by_tier": {"6": {"failed": 1}}, "native": []}, list("01236")) == "none"
+def results(tiers: str, *, failed: str = "", native: str = "attention linear", **changes: object) -> dict[str, object]:
+    """A report of these tiers, each of which ran."""
+    by_tier = {tier: {"passed": 3} | ({"failed": 1} if tier in failed else {}) for tier in tiers}
+    claims = {"graph": "capture", "max_world_size": 2}
+    found = {"by_tier": by_tier, "native": native.split(), "claims": claims, "xfails": {}, "excused": {}}
+    return {**found, "tiers": list(tiers), **changes}
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (results("0123456"), "gold"),
+        (results("012346"), "silver"),
+        (results("0123456", xfails={"test": "why"}), "silver"),
+        (results("0123456", excused={"test": "why"}), "silver"),
+        (results("0123456", claims={"graph": "none", "max_world_size": 2}), "silver"),
+        (results("0123456", claims={"graph": "capture", "max_world_size": 1}), "silver"),
+        (results("0123456", failed="5"), "silver"),
+        (results("0123456", native="attention"), "bronze"),
+        (results("0123456", failed="4"), "bronze"),
+        (results("016"), "bronze"),
+        (results("0123456", failed="6"), "none"),
+        (results("016", by_tier={"0": {"passed": 1}, "1": {"passed": 1}, "6": {"skipped": 9}}), "none"),
+        (results("01"), "not judged (it takes tiers 0, 1, 6 at least)"),
+    ],
+)
+def test_levels_need_all_their_tiers_and_native_kernels(data: dict[str, object], expected: str) -> None:
+    assert level(data, list(data["tiers"])) == expected
+
+
+def test_what_stands_before_the_next_level_is_said() -> None:
+    def missing(data: dict[str, object]) -> list[str]:
+        return missing_for_next({**data, "level": level(data, list(data["tiers"]))})
+
+    assert missing(results("0123456")) == []
+    assert missing(results("01")) == []
+    assert missing(results("016", native="attention")) == [
+        *(f"tier {tier} was not asked for" for tier in "234"),
+        "no linear kernel of its own",
+    ]
+    assert missing(results("0123456", failed="6")) == ["tier 6 fails"]
+    single = {"graph": "none", "max_world_size": 1}
+    ran = {tier: {"skipped" if tier == "5" else "passed": 1} for tier in "0123456"}
+    assert missing(results("0123456", by_tier=ran, claims=single, xfails={"x": "y"})) == [
+        "tier 5 has nothing to run",
+        "no recorded steps (caps.graph)",
+        "one rank only (caps.max_world_size)",
+        "1 known failures",
+    ]
 
 
 def test_patterns_take_brackets_literally() -> None:
@@ -250,6 +299,8 @@ def test_patterns_take_brackets_literally() -> None:
         ("[tolerances]", "unknown section tolerances"),
         ("[skip]\nx = 1", "needs a reason"),
         ("[absent]\nX = 1", "absent.X must be text"),
+        ('[proof]\nlabel = "trust me"', "executed on simulator"),
+        ('[proof]\nlevel = "gold"', "nothing else"),
         ("[", "conformance.toml"),
     ],
 )
@@ -276,26 +327,43 @@ def test_several_processes_find_what_one_finds(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("OCTAVO_EXTRA_PLATFORMS", "refdev=octavo.testing.refdev")
     alone, shared = (run("refdev", tiers=("1", "2"), quiet=True, jobs=jobs).data for jobs in (1, 3))
     assert sum(alone["by_tier"]["2"].values()) > 3
-    timed = "slower_than_reference"
-    assert {**shared, timed: 0} == {**alone, timed: 0}
+    measured = dict.fromkeys(("timings", "slower_than_reference", "seconds"))
+    assert {**shared, **measured} == {**alone, **measured}
+    kernels = [sorted((entry["op"], entry["provider"]) for entry in data["timings"]) for data in (alone, shared)]
+    assert kernels[0] == kernels[1] == [("rms_norm", "refdev")]
 
 
 def test_reports_of_shares_add_up() -> None:
     def report(outcome: str, test: str, unused: list[str]) -> dict[str, object]:
         entry = {"op": "x", "provider": "y", "ratio": 2.0}
-        part = {"counts": {outcome: 2}, "by_tier": {"2": {outcome: 2}}, "failures": {}, "xfails": {}, "skipped": {}}
-        part["failures"] = {test: "no"} if outcome == "failed" else {}
-        return {"platform": "p", **part, "unused_patterns": unused, "slower_than_reference": [entry]}
+        part = {"counts": {outcome: 2}, "by_tier": {"2": {outcome: 2}}, "seconds": {"2": 1.5}, "xfails": {}}
+        part |= {"failures": {test: "no"} if outcome == "failed" else {}, "excused": {}, "skipped": {}}
+        return {"platform": "p", **part, "unused_patterns": unused, "timings": [entry]}
 
     data = merged([report("passed", "a", ["p", "q"]), report("failed", "b", ["q"]), report("passed", "c", ["p", "q"])])
     assert data["counts"] == {"passed": 4, "failed": 2}
     assert data["by_tier"] == {"2": {"passed": 4, "failed": 2}}
     assert data["failures"] == {"b": "no"}
     assert data["unused_patterns"] == ["q"]
+    assert data["seconds"] == {"2": 4.5}
     assert len(data["slower_than_reference"]) == 1
 
 
 def test_an_unknown_tier_is_a_usage_error() -> None:
     result = CliRunner().invoke(plugin, ["check", "cpu", "--tier", "0,9"])
     assert result.exit_code == 2
-    assert "9 (tiers are 0, 1, 2, 3, 6)" in result.output
+    assert "9 (tiers are 0, 1, 2, 3, 4, 5, 6)" in result.output
+
+
+@pytest.mark.parametrize("given", [["--tier", "6,2"], ["--tier", "2", "--tier", "6"], ["--tier", "6", "--tier", "2,6"]])
+def test_tiers_are_given_at_once_or_one_by_one(given: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def fake(name: str, *, tiers: list[str], **others: object) -> Result:
+        asked.append(tiers)
+        return Result({"failures": {}, "counts": {"passed": 1}})
+
+    monkeypatch.setattr("octavo.testing.conformance.run.run", fake)
+    result = CliRunner().invoke(plugin, ["check", "cpu", "--json", *given])
+    assert result.exit_code == 0
+    assert asked == [["2", "6"]]

@@ -12,6 +12,7 @@ import torch
 from octavo.plugin import MemInfo
 from octavo.plugin.torch import TorchDevice
 from octavo.testing.conformance import speed, test_t1_memory
+from octavo.testing.conformance.levels import slower
 from octavo.testing.conformance.run import Result
 from octavo.testing.conformance.settings import Settings
 from octavo.testing.conformance.subject import Kernel, Subject
@@ -150,21 +151,27 @@ def test_absence_must_be_said_with_a_reason(check: Check) -> None:
     assert check(tiers="0", settings=HIDE + only, replace=PROBES).passed
 
 
-def test_slow_kernels_are_listed_and_broken_ones_do_not_end_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    def slowness(subject: Subject, kernel: Kernel) -> float:
+def test_kernels_are_timed_and_broken_ones_do_not_end_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    def both_times(subject: Subject, kernel: Kernel) -> tuple[float, float] | None:
         if kernel.provider == "broken":
             raise ValueError("no such stream")
-        return {"fast": 0.5, "even": 1.05, "slow": 3.14159}[kernel.provider]
+        return {"fast": (1e-6, 2e-6), "even": (2.1e-6, 2e-6), "slow": (6.28e-6, 2e-6), "picky": None}[kernel.provider]
 
-    providers = ("fast", "even", "slow", "broken", "wrong", "reference")
+    providers = ("fast", "even", "slow", "picky", "broken", "wrong", "reference")
     kernels = [Kernel("rms_norm", provider, None) for provider in providers]
     subject = Subject("none", Settings())
     monkeypatch.setattr(subject, "ops", lambda: iter(kernels))
     monkeypatch.setattr(subject, "classes", lambda family: iter(()))
-    monkeypatch.setattr(speed, "slowness", slowness)
+    monkeypatch.setattr(speed, "both_times", both_times)
     failed = ["test_t2_ops.py::test_an_op_kernel_agrees_with_the_reference[rms_norm-wrong-float32]"]
-    assert speed.slower_kernels(subject, tiers={"2"}, failed=failed) == [
-        {"op": "rms_norm", "provider": "slow", "ratio": 3.14},
-        {"op": "rms_norm", "provider": "broken", "error": "ValueError: no such stream"},
+    timed = speed.timings(subject, tiers={"2"}, failed=failed)
+    assert [(entry["provider"], entry.get("ratio")) for entry in timed] == [
+        ("slow", 3.14),
+        ("even", 1.05),
+        ("fast", 0.5),
+        ("broken", None),
     ]
-    assert speed.slower_kernels(subject, tiers={"3"}, failed=failed) == []
+    assert timed[0] == {"op": "rms_norm", "provider": "slow", "seconds": 6.28e-6, "reference": 2e-6, "ratio": 3.14}
+    assert [entry["provider"] for entry in slower(timed)] == ["slow", "broken"]
+    assert timed[-1]["error"] == "ValueError: no such stream"
+    assert speed.timings(subject, tiers={"3"}, failed=failed) == []

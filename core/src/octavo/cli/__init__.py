@@ -18,7 +18,7 @@ COMMANDS = {
     "run-batch": "Answer a file of requests (OpenAI's batch format).",
     "bench": "Measure latency, throughput, or a running server.",
     "explain": "Show which kernel serves each op of a model, and why.",
-    "plugin": "List and check hardware platforms.",
+    "plugin": "List, check and begin hardware platforms.",
 }
 """Subcommand -> its line of help. Command X-Y is the click command `X_Y` of `octavo.cli.X_Y`."""
 

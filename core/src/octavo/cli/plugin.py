@@ -1,4 +1,4 @@
-"""`octavo plugin`: which platforms are installed, and whether one keeps the plugin contract."""
+"""`octavo plugin`: which platforms are installed, whether one keeps the contract, and the beginning of a new one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from octavo.discovery import PlatformReport, survey
 
 @click.group()
 def plugin() -> None:
-    """List and check hardware platforms."""
+    """List, check and begin hardware platforms."""
 
 
 @plugin.command("list")
@@ -32,7 +32,31 @@ def list_platforms(as_json: bool) -> None:
 
 @plugin.command()
 @click.argument("name")
-@click.option("--tier", default="", help="Tiers to run, for example 0,1,2; by default all: 0, 1, 2, 3, 6.")
+def new(name: str) -> None:
+    """Begin a plugin for platform NAME in the folder ./octavo-NAME.
+
+    It installs and passes the kit as it is, with its tensors on the CPU.
+    """
+    from octavo.cli.plugin_new import scaffold
+
+    folder = scaffold(name, Path())
+    click.echo(
+        f"wrote {folder}. Next:\n"
+        f"  cd {folder}\n"
+        '  pip install -e ".[test]"\n'
+        f"  octavo plugin check {name}\n"
+        "Its README says what to fill in first."
+    )
+
+
+@plugin.command()
+@click.argument("name")
+@click.option(
+    "--tier",
+    "tiers",
+    multiple=True,
+    help="Tiers to run, for example 0,1,2; may be given several times. By default all: 0 to 6.",
+)
 @click.option(
     "--config",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -44,19 +68,33 @@ def list_platforms(as_json: bool) -> None:
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
-    help="Processes that share the tests of kernels (tiers 2 and 3): for a device whose compiler they wait for.",
+    help="Processes that share the tests of kernels (tiers 2 to 4): for a device whose compiler they wait for.",
 )
+@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Where to write the report as a page.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON and nothing else.")
-def check(name: str, tier: str, config: Path | None, report: Path | None, jobs: int, as_json: bool) -> None:
+def check(
+    name: str,
+    tiers: tuple[str, ...],
+    config: Path | None,
+    report: Path | None,
+    jobs: int,
+    html: Path | None,
+    as_json: bool,
+) -> None:
     """Run the conformance kit on platform NAME. Exit code 1 if it fails."""
     from octavo.testing.conformance.run import TIERS, run
 
-    chosen = [part.strip() for part in tier.split(",") if part.strip()] or list(TIERS)
-    if unknown := [part for part in chosen if part not in TIERS]:
+    asked = [part.strip() for given in tiers for part in given.split(",") if part.strip()]
+    if unknown := [part for part in asked if part not in TIERS]:
         raise click.BadParameter(f"{', '.join(unknown)} (tiers are {', '.join(TIERS)})", param_hint="--tier")
+    chosen = [tier for tier in TIERS if tier in asked] or list(TIERS)
     result = run(name, tiers=chosen, config=config, quiet=as_json, jobs=jobs)
     if report is not None:
         report.write_text(json.dumps(result.data, indent=2) + "\n")
+    if html is not None:
+        from octavo.testing.conformance.page import page
+
+        html.write_text(page(result.data), encoding="utf-8")
     click.echo(json.dumps(result.data, indent=2) if as_json else result.summary())
     sys.exit(0 if result.passed else 1)
 

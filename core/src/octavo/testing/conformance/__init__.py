@@ -2,9 +2,12 @@
 
     tier 0  hygiene     light import, pure probe, spawn-safe, nothing patched
     tier 1  device      dtypes, streams, memory figures, capture
-    tier 2  ops         every kernel against its float32 reference on the CPU
+    tier 2  ops         every op kernel against its float32 reference on the CPU
     tier 3  attention   paged attention against dense attention, over layouts and shapes
+    tier 4  products    linear layers and experts, plain and in every quantization scheme that a kernel takes
+    tier 5  ranks       every claimed collective between two processes, and an engine of two ranks
     tier 6  engine      whole models: equal tokens whatever the settings
 
-Tiers 4 (experts, expert parallelism) and 5 (collectives) will come with the features they test.
+`run` starts pytest on them, `levels` judges what came back, `page` shows it. What a vendor says about its own results
+is `conformance.toml` (`settings`).
 """

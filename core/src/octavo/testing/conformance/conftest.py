@@ -13,12 +13,15 @@ import pytest
 
 from octavo.errors import OctavoError
 from octavo.plugin.version import PLUGIN_API
+from octavo.testing.conformance.levels import slower
 from octavo.testing.conformance.settings import read_settings, reason_for
 from octavo.testing.conformance.subject import Subject
 
 SUBJECT: pytest.StashKey[Subject] = pytest.StashKey()
 OUTCOMES: pytest.StashKey[dict[str, tuple[str, str]]] = pytest.StashKey()
 USED: pytest.StashKey[set[str]] = pytest.StashKey()
+EXCUSED: pytest.StashKey[dict[str, str]] = pytest.StashKey()
+SECONDS: pytest.StashKey[dict[str, float]] = pytest.StashKey()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -33,6 +36,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[SUBJECT] = Subject(config.getoption("platform"), read_settings(config.getoption("settings")))
     config.stash[OUTCOMES] = {}
     config.stash[USED] = set()
+    config.stash[EXCUSED] = {}
+    config.stash[SECONDS] = {}
 
 
 @pytest.fixture(scope="session")
@@ -43,6 +48,7 @@ def subject(pytestconfig: pytest.Config) -> Subject:
 CASES: dict[str, Callable[[Subject], Any]] = {
     "op": lambda subject: list(subject.ops()),
     "linear": lambda subject: list(subject.classes("linear")),
+    "moe": lambda subject: list(subject.classes("moe")),
     "attention": lambda subject: list(subject.classes("attention")),
     "dtype": lambda subject: list(subject.caps.dtypes),
 }
@@ -76,6 +82,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if found := reason_for(test_id(item.nodeid), settings.skip):
             config.stash[USED].add(found[0])
+            config.stash[EXCUSED][test_id(item.nodeid)] = found[1]
             item.add_marker(pytest.mark.skip(reason=found[1]))
         if found := reason_for(test_id(item.nodeid), settings.xfail):
             config.stash[USED].add(found[0])
@@ -90,12 +97,20 @@ def test_id(nodeid: str) -> str:
     return nodeid[nodeid.index("test_t") :] if "test_t" in nodeid else nodeid
 
 
+def tier_of(test: str) -> str:
+    """Of a `test_id`."""
+    found = re.match(r"test_t(\d)", test)
+    return found[1] if found else "?"
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item,
     call: pytest.CallInfo[None],
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report: pytest.TestReport = yield
+    seconds, tier = item.config.stash[SECONDS], tier_of(test_id(item.nodeid))
+    seconds[tier] = seconds.get(tier, 0.0) + report.duration
     if report.when == "call" or report.outcome != "passed":
         item.config.stash[OUTCOMES][test_id(item.nodeid)] = outcome_of(report, call)
     return report
@@ -124,49 +139,82 @@ def report_of(config: pytest.Config) -> dict[str, Any]:
     subject, outcomes = config.stash[SUBJECT], config.stash[OUTCOMES]
     by_tier: dict[str, Counter[str]] = {}
     for test, (outcome, _) in outcomes.items():
-        found = re.match(r"test_t(\d)", test)
-        by_tier.setdefault(found[1] if found else "?", Counter())[outcome] += 1
+        by_tier.setdefault(tier_of(test), Counter())[outcome] += 1
 
     def having(wanted: str) -> dict[str, str]:
         return {test: message for test, (outcome, message) in outcomes.items() if outcome == wanted}
 
-    patterns = [*subject.settings.skip, *subject.settings.xfail]
-    failures = having("failed")
+    settings, failures = subject.settings, having("failed")
+    timed = timings_of(subject, by_tier, failures)
+    excused = {test: reason for test, reason in config.stash[EXCUSED].items() if test in outcomes}
     return {
         "platform": subject.name,
         "plugin_api": ".".join(map(str, PLUGIN_API)),
+        **about(subject),
+        "proof": settings.proof.get("label", ""),
         "counts": dict(Counter(outcome for outcome, _ in outcomes.values())),
         "by_tier": {tier: dict(counts) for tier, counts in by_tier.items()},
+        "seconds": {tier: round(spent, 1) for tier, spent in config.stash[SECONDS].items()},
         "failures": failures,
         "xfails": having("xfailed"),
-        "skipped": having("skipped"),
-        "unused_patterns": [pattern for pattern in patterns if pattern not in config.stash[USED]],
+        "excused": excused,
+        "skipped": {test: reason for test, reason in having("skipped").items() if test not in excused},
+        "tolerances": {what: dict(by_dtype) for what, by_dtype in settings.tolerance.items()},
+        "unused_patterns": [
+            pattern for pattern in [*settings.skip, *settings.xfail] if pattern not in config.stash[USED]
+        ],
         **native_kernels(subject),
-        "slower_than_reference": slower(subject, by_tier, failures),
+        "timings": timed,
+        "slower_than_reference": slower(timed),
     }
 
 
+def about(subject: Subject) -> dict[str, Any]:
+    """Which plugin was tested, on what, and what it claims; empty where the platform cannot be opened."""
+    unknown = {"plugin": "", "device": "", "claims": {}}
+    try:
+        platform, caps = subject.platform, subject.caps
+        lock = platform.lock
+        known = {
+            "plugin": f"{lock.dist} {lock.version}, plugin API {lock.api}",
+            "device": subject.device.describe().name,
+        }
+    except OctavoError:
+        return unknown
+    claims = {
+        "dtypes": list(caps.dtypes),
+        "graph": caps.graph,
+        "shapes": caps.shapes,
+        "max_world_size": caps.max_world_size,
+        "collectives": sorted(caps.collectives),
+        "features": sorted(caps.features),
+    }
+    return known | {"claims": claims}
+
+
 def native_kernels(subject: Subject) -> dict[str, Any]:
-    """Which kernels are the platform's own."""
+    """Which kernels are the platform's own: families, and providers by op ("" where only the reference serves it)."""
     from octavo.ops.catalogue import CATALOGUE
 
     try:
         table = subject.kernels
     except OctavoError:
-        return {"native": [], "native_ops": [], "op_coverage": 0.0}
-    ops = [name for name in CATALOGUE if table.providers(name)]
+        return {"native": [], "native_ops": [], "op_coverage": 0.0, "ops": {}}
+    providers = {name: ", ".join(entry.provider for entry in table.providers(name)) for name in sorted(CATALOGUE)}
+    ops = [name for name in CATALOGUE if providers[name]]
     families = [family for family in ("attention", "linear", "moe") if table.classes(family)]
-    return {"native": families, "native_ops": ops, "op_coverage": 100 * len(ops) / len(CATALOGUE)}
+    coverage = 100 * len(ops) / len(CATALOGUE)
+    return {"native": families, "native_ops": ops, "op_coverage": coverage, "ops": providers}
 
 
-def slower(subject: Subject, tiers: Collection[str], failures: Collection[str]) -> list[dict[str, Any]]:
-    """Kernels to look at, if there were any to time."""
-    if not {"2", "3"} & set(tiers):
+def timings_of(subject: Subject, tiers: Collection[str], failures: Collection[str]) -> list[dict[str, Any]]:
+    """Times of the platform's kernels, if there were any to test."""
+    if not {"2", "3", "4"} & set(tiers):
         return []
-    from octavo.testing.conformance.speed import slower_kernels
+    from octavo.testing.conformance.speed import timings
 
     try:
-        return slower_kernels(subject, tiers=tiers, failed=failures)
+        return timings(subject, tiers=tiers, failed=failures)
     except OctavoError:
         # The platform cannot be opened: its tests have said so.
         return []

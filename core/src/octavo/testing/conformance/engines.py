@@ -6,12 +6,26 @@ import gc
 from pathlib import Path
 from typing import Any
 
+import torch
+from transformers import AutoModelForCausalLM
+
 from octavo import LLM, SamplingParams
 from octavo.plugin import MultipleOf
 from octavo.testing.conformance.subject import Subject
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 MAX_MODEL_LEN = 160
+
+GAP = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.4}
+"""How far below the likeliest token, in logits, a greedy choice may lie: rounding flips near ties."""
+
+
+def prompts() -> list[list[int]]:
+    """Token ids: one token, shared beginnings, lengths around a block's and beyond a step's."""
+    generator = torch.Generator().manual_seed(3)
+    shared = torch.randint(3, 380, (40,), generator=generator).tolist()
+    tails = [torch.randint(3, 380, (n,), generator=generator).tolist() for n in (1, 15, 16, 17, 33)]
+    return [[17], shared + tails[0], shared + tails[1], tails[2], tails[3], shared + tails[4]]
 
 
 def dtype_of(subject: Subject) -> str:
@@ -47,3 +61,14 @@ def tokens(llm: LLM, asked: list[list[int]], params: Any) -> list[list[int]]:
         outputs = llm.generate(asked, params, use_tqdm=False)
     gc.collect()
     return [output.outputs[0].token_ids for output in outputs]
+
+
+def assert_likeliest(subject: Subject, folder: Path, asked: list[list[int]], answers: list[list[int]]) -> None:
+    """Every generated token of greedy answers is the likeliest by transformers' own model in float32, or nearly."""
+    plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    for prompt, generated in zip(asked, answers, strict=True):
+        assert len(generated) == GREEDY.max_tokens
+        with torch.no_grad():
+            logits = plain(torch.tensor([prompt + generated])).logits[0, len(prompt) - 1 : -1]
+        gap = logits.amax(-1) - logits.gather(-1, torch.tensor(generated)[:, None])[:, 0]
+        assert gap.max() <= GAP[dtype_of(subject)], f"a token lies {gap.max():.4f} below the likeliest"

@@ -14,16 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from octavo.errors import ConfigError
+from octavo.testing.conformance.levels import level, missing_for_next, slower
 
-TIERS = ("0", "1", "2", "3", "6")
+TIERS = ("0", "1", "2", "3", "4", "5", "6")
 FOLDER = Path(__file__).parent
 
-BRONZE = frozenset({"0", "1", "6"})
-SILVER = BRONZE | {"2", "3"}
-KERNELS = frozenset({"2", "3"})
+KERNELS = frozenset({"2", "3", "4"})
 """Tiers whose tests know nothing of each other, so that several can run at once."""
-NATIVE = frozenset({"attention", "linear"})
-"""Kernel families that a silver platform brings itself."""
 
 
 @dataclass(frozen=True)
@@ -42,16 +39,19 @@ class Result:
         counts = ", ".join(f"{number} {outcome}" for outcome, number in data["counts"].items())
         native = ", ".join(data["native"]) or "none"
         lines = [
-            f"{data['platform']}: {counts or 'nothing ran'}; level {data['level']}",
+            f"{data['platform']}: {counts or 'nothing ran'}; level {data['level']}"
+            + (f", {data['proof']}" if data["proof"] else ""),
             f"own kernels: {native} ({data['op_coverage']:.0f}% of the ops)",
         ]
-        slower = ", ".join(
+        slow = ", ".join(
             f"{entry['op']} {entry['provider']} " + (f"{entry['ratio']}x" if "ratio" in entry else entry["error"])
             for entry in data["slower_than_reference"]
         )
-        lines += [f"slower than the reference on these small samples: {slower}"] if slower else []
+        lines += [f"slower than the reference on these small samples: {slow}"] if slow else []
+        lines += [f"for the next level: {'; '.join(data['missing'])}"] if data["missing"] else []
         lines += [f"FAILED {test}: {message}" for test, message in data["failures"].items()]
         lines += [f"expected to fail: {test}: {reason}" for test, reason in data["xfails"].items()]
+        lines += [f"left out by conformance.toml: {test}: {reason}" for test, reason in data["excused"].items()]
         lines += [f"conformance.toml: {pattern!r} fits no test" for pattern in data["unused_patterns"]]
         return "\n".join(lines)
 
@@ -84,7 +84,8 @@ def run(
             ]
             parts += [share.result() for share in shares]
         data = merged(parts)
-    return Result(data | {"tiers": list(tiers), "level": level(data, tiers)})
+    data |= {"tiers": list(tiers), "level": level(data, tiers)}
+    return Result(data | {"missing": missing_for_next(data)})
 
 
 def run_share(
@@ -117,21 +118,14 @@ def merged(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         for tier, outcomes in part["by_tier"].items():
             by_tier.setdefault(tier, Counter()).update(outcomes)
     data["by_tier"] = {tier: dict(outcomes) for tier, outcomes in by_tier.items()}
-    for field in ("failures", "xfails", "skipped"):
+    tiers = {tier for part in parts for tier in part["seconds"]}
+    data["seconds"] = {tier: round(sum(part["seconds"].get(tier, 0.0) for part in parts), 1) for tier in sorted(tiers)}
+    for field in ("failures", "xfails", "excused", "skipped"):
         data[field] = {test: message for part in parts for test, message in part[field].items()}
     # A pattern may fit a test of one tier only; kernels are timed by every process that has some to test.
     unused = [set(part["unused_patterns"]) for part in parts]
     data["unused_patterns"] = sorted(set.intersection(*unused))
-    timed = {(entry["op"], entry["provider"]): entry for part in parts for entry in part["slower_than_reference"]}
-    data["slower_than_reference"] = list(timed.values())
+    timed = {(entry["op"], entry["provider"]): entry for part in parts for entry in part["timings"]}
+    data["timings"] = list(timed.values())
+    data["slower_than_reference"] = slower(data["timings"])
     return data
-
-
-def level(data: dict[str, Any], tiers: Sequence[str]) -> str:
-    """bronze: serves correctly on any kernels; silver: own attention and linear kernels, all kernels right."""
-    if not set(tiers) >= BRONZE:
-        return f"not judged (it takes tiers {', '.join(sorted(BRONZE))} at least)"
-    good = set(tiers) - {tier for tier, outcomes in data["by_tier"].items() if outcomes.get("failed")}
-    if good >= SILVER and set(data["native"]) >= NATIVE:
-        return "silver"
-    return "bronze" if good >= BRONZE else "none"

@@ -1,7 +1,8 @@
 """`conformance.toml`: what a vendor says about its own results.
 
 [tolerance]
-rms_norm.bfloat16 = 3e-2          # op, or "linear" / "attention", by dtype: replaces the catalogue's
+rms_norm.bfloat16 = 3e-2          # op, or "linear" / "moe" / "attention", by dtype: replaces the catalogue's
+"linear-gguf:Q4_K".float32 = 1e-3 # of one quantization scheme only, by its packing
 
 [xfail]                           # known failures, by test id (wildcards allowed); shown in the report
 "test_t3_attention.py::*softcap*" = "no softcap before driver 5"
@@ -14,6 +15,9 @@ probe = 2.0
 
 [absent]                          # environment variables with which the plugin does not find its hardware
 ACME_DEVICE = "/nonexistent"
+
+[proof]                           # where the results come from; shown in the report
+label = "run on hardware"         # or "executed on simulator", "compiled for target", "contract only"
 """
 
 from __future__ import annotations
@@ -27,7 +31,8 @@ from typing import Any
 
 from octavo.errors import ConfigError
 
-SECTIONS = ("tolerance", "xfail", "skip", "max_seconds", "absent")
+SECTIONS = ("tolerance", "xfail", "skip", "max_seconds", "absent", "proof")
+LABELS = ("run on hardware", "executed on simulator", "compiled for target", "contract only")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +44,7 @@ class Settings:
     skip: Mapping[str, str] = field(default_factory=dict)
     max_seconds: Mapping[str, float] = field(default_factory=dict)
     absent: Mapping[str, str] = field(default_factory=dict)
+    proof: Mapping[str, str] = field(default_factory=dict)
 
     def error(self, what: str, dtype: str, default: float) -> float:
         """The error allowed for an op or kernel family in a dtype."""
@@ -62,6 +68,9 @@ def read_settings(path: Path | None) -> Settings:
     for variable, value in data.get("absent", {}).items():
         if not isinstance(value, str):
             raise ConfigError(f"{path}: absent.{variable} must be text, as it goes into the environment")
+    proof = data.get("proof", {})
+    if set(proof) - {"label"} or proof.get("label", LABELS[0]) not in LABELS:
+        raise ConfigError(f"{path}: proof has a label and nothing else; it is one of: {', '.join(LABELS)}")
     return Settings(**data)
 
 

@@ -1,5 +1,5 @@
-"""Which of a platform's kernels are slower than the reference on the same device. News for the report, no test:
-samples are small and machines are busy, so a ratio is a hint where to look."""
+"""How long a platform's kernels take beside the reference on the same device. News for the report, no test: samples are
+small and machines are busy, so a ratio is a hint where to look."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from octavo.ops.attention import ReferenceAttention
 from octavo.ops.bind import REFERENCE, KernelTable
 from octavo.ops.catalogue import CATALOGUE
 from octavo.ops.linear import ReferenceLinear
-from octavo.plugin import AttentionSpec, AttnLayer, BatchLimits, LinearSpec, OpContext, start_step
+from octavo.ops.moe import ReferenceMoE
+from octavo.plugin import AttentionSpec, AttnLayer, BatchLimits, LinearSpec, MoESpec, OpContext, start_step
 from octavo.testing.conformance.engines import block_size_of
 from octavo.testing.conformance.paged import Case, build, kv_spec_of
 from octavo.testing.conformance.subject import Kernel, Subject
 
 NUM_CALLS, NUM_ROUNDS = 5, 5
-NOTEWORTHY = 1.1
 LENS = [(500, 1), (300, 1), (100, 1), (0, 64), (60, 128)]
 LIMITS = BatchLimits(max_num_tokens=256, max_num_seqs=8, max_model_len=1024)
 
@@ -30,38 +30,43 @@ Timed = tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]
 """A kernel, and what makes arguments for one call of it: fresh ones, as some kernels work in place."""
 
 
-def slower_kernels(subject: Subject, *, tiers: Collection[str], failed: Collection[str]) -> list[dict[str, Any]]:
-    """{"op", "provider", "ratio"} of kernels that take noticeably longer than the reference, worst first.
+def timings(subject: Subject, *, tiers: Collection[str], failed: Collection[str]) -> list[dict[str, Any]]:
+    """{"op", "provider", "seconds", "reference", "ratio"} of every kernel that is the platform's own, slowest first.
 
-    tiers: what was tested ("2": ops and linear layers, "3": attention). failed: ids of failed tests; their kernels are
-    not timed. A kernel that fails here has "error" in place of "ratio".
+    seconds, reference: of one call, the kernel's and the reference's; ratio: the first over the second.
+    tiers: what was tested ("2": ops, "3": attention, "4": linear layers and experts). failed: ids of failed tests;
+    their kernels are not timed. A kernel that fails here has "error" in place of numbers; one that refuses the case is
+    left out.
     """
     kernels: list[Kernel] = []
     if "2" in tiers:
-        kernels += [*subject.ops(), *subject.classes("linear")]
+        kernels += subject.ops()
     if "3" in tiers:
         kernels += subject.classes("attention")
+    if "4" in tiers:
+        kernels += [*subject.classes("linear"), *subject.classes("moe")]
     found: list[dict[str, Any]] = []
     for kernel in kernels:
         if kernel.provider == REFERENCE or any(f"[{kernel}" in test for test in failed):
             continue
         named = {"op": kernel.what, "provider": kernel.provider}
         try:
-            ratio = slowness(subject, kernel)
+            times = both_times(subject, kernel)
         except Exception as error:
             found.append(named | {"error": f"{type(error).__name__}: {error}"})
             continue
-        if ratio > NOTEWORTHY:
-            found.append(named | {"ratio": round(ratio, 2)})
+        if times is not None:
+            own, reference = times
+            found.append(named | {"seconds": own, "reference": reference, "ratio": round(own / reference, 2)})
     return sorted(found, key=lambda entry: -entry.get("ratio", 0.0))
 
 
-def slowness(subject: Subject, kernel: Kernel) -> float:
-    """The kernel's time over the reference's; 0 if it refuses the case, as nothing can be said then."""
-    pairs = {"linear": linear_pair, "attention": attention_pair}.get(kernel.what, op_pair)
+def both_times(subject: Subject, kernel: Kernel) -> tuple[float, float] | None:
+    """Seconds of one call, of the kernel and of the reference; None if it refuses the case."""
+    pairs = {"linear": linear_pair, "attention": attention_pair, "moe": moe_pair}.get(kernel.what, op_pair)
     with subject.device.inference():
         times = [seconds(subject, *timed) for timed in pairs(subject, kernel)]
-    return times[0] / times[1] if times else 0.0
+    return (times[0], times[1]) if times else None
 
 
 def seconds(subject: Subject, fn: Callable[..., Any], make: Callable[[], tuple[Any, ...]]) -> float:
@@ -115,6 +120,22 @@ def linear_pair(subject: Subject, kernel: Kernel) -> Iterator[Timed]:
         multiply = cls()
         packed = multiply.prepare({"weight": weight.clone()}, spec, device)
         yield multiply.apply, partial(tuple, (x, packed, None))
+
+
+def moe_pair(subject: Subject, kernel: Kernel) -> Iterator[Timed]:
+    """Both on eight experts of 256 x 256, two of them for each of 16 tokens."""
+    device, dtype = subject.device, subject.caps.default_dtype
+    spec = MoESpec(num_experts=8, top_k=2, hidden_size=256, intermediate_size=256, activation="silu", act_dtype=dtype)
+    if not kernel.fn.supports(spec, device).ok:
+        return
+    kind, target = getattr(torch, dtype), device.torch_device
+    x = torch.ones(16, 256, dtype=kind).to(target)
+    ids = (torch.arange(32).view(16, 2) % 8).to(target)
+    shares = torch.full((16, 2), 0.5).to(target)
+    for cls in (kernel.fn, ReferenceMoE):
+        experts = cls()
+        weights = {"gate_up": torch.ones(8, 512, 256, dtype=kind), "down": torch.ones(8, 256, 256, dtype=kind)}
+        yield experts.apply, partial(tuple, (x, ids, shares, experts.prepare(weights, spec, device), None))
 
 
 def attention_pair(subject: Subject, kernel: Kernel) -> Iterator[Timed]:

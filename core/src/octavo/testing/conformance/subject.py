@@ -21,7 +21,7 @@ ENVIRONMENT = dict(os.environ)
 
 @dataclass(frozen=True)
 class Kernel:
-    """One implementation to test. what: an op, "linear" or "attention"; fn: the function or the kernel class."""
+    """One implementation to test. what: an op, "linear", "moe" or "attention"; fn: the function or the kernel class."""
 
     what: str
     provider: str
@@ -79,7 +79,12 @@ class Subject:
         """Every registered kernel class of a family, and the reference."""
         from octavo.ops.attention import ReferenceAttention
         from octavo.ops.linear import ReferenceLinear
+        from octavo.ops.moe import ReferenceMoE
 
-        reference: dict[str, Any] = {"attention": ReferenceAttention, "linear": ReferenceLinear}
+        reference: dict[str, Any] = {
+            "attention": ReferenceAttention,
+            "linear": ReferenceLinear,
+            "moe": ReferenceMoE,
+        }
         for cls in [*self.kernels.classes(family), reference[family]]:
             yield Kernel(family, cls.name, cls)

@@ -8,6 +8,7 @@ import torch
 from octavo.active_platform import protocol_members
 from octavo.plugin import BatchKey, BatchLimits, Device, DeviceDesc
 from octavo.plugin.contracts import Event, Stream
+from octavo.plugin.torch import NullStream
 from octavo.testing.conformance.subject import Subject
 
 LIMITS = BatchLimits(max_num_tokens=64, max_num_seqs=8, max_model_len=128)
@@ -48,6 +49,13 @@ def test_a_recorded_event_happens(subject: Subject) -> None:
     stream.synchronize()
     device.synchronize()
     assert result.cpu().tolist() == [2.0] * 4
+
+
+def test_streams_are_there_if_claimed(subject: Subject) -> None:
+    if not subject.caps.streams:
+        pytest.skip("no streams claimed")
+    stream = subject.device.stream()
+    assert not isinstance(stream, NullStream), "caps.streams is True, but the backend has no streams"
 
 
 def test_a_pinned_copy_arrives_unchanged(subject: Subject) -> None:

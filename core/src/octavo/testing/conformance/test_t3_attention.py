@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from octavo.ops.attention import quantized
 from octavo.plugin import (
     AttentionBackend,
     AttentionSpec,
@@ -23,6 +24,8 @@ from octavo.testing.conformance.paged import Case, Inputs, build, dense, kv_spec
 from octavo.testing.conformance.subject import Kernel, Subject
 
 ALLOWED = {"float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}
+NARROW = {"int8": 0.04, "float8_e4m3fn": 0.16, "float8_e5m2": 0.3}
+"""Error with a cache of fewer bits: of its rounding, 1/254 of a row's largest, 1/16 and 1/8 of a number."""
 LIMITS = BatchLimits(max_num_tokens=256, max_num_seqs=16, max_model_len=256)
 DECODES = [(9, 1), (33, 1), (0, 1), (100, 1)]
 MIXED = [(16, 1), (0, 17), (20, 13), (48, 16), (63, 2)]
@@ -72,6 +75,17 @@ def test_every_claimed_block_size_works(subject: Subject, attention: Kernel, dty
         sizes = [n * rule.value for n in (1, 2, 16)] if isinstance(rule, MultipleOf) else [rule]
         for size in sizes:
             check(subject, attention, with_block_size(Case(spec=spec_of(dtype), lens=MIXED), size))
+
+
+@pytest.mark.parametrize("kv_dtype", ["int8", "float8_e4m3fn", "float8_e5m2"])
+def test_a_claimed_kv_dtype_keeps_what_attention_needs(
+    subject: Subject, attention: Kernel, dtype: str, kv_dtype: str
+) -> None:
+    if kv_dtype not in subject.caps.kv_dtypes:
+        pytest.skip(f"a cache of {kv_dtype} is not claimed")
+    for lens in (DECODES, MIXED):
+        case = fit(subject, Case(spec=replace(spec_of(dtype), kv_dtype=kv_dtype), lens=lens))
+        check(subject, attention, case, allowed=NARROW[kv_dtype])
 
 
 def test_random_batches_agree_with_dense(subject: Subject, attention: Kernel, dtype: str) -> None:
@@ -161,11 +175,12 @@ def skip_refusal(attention: Kernel, spec: AttentionSpec, device: Device) -> None
         pytest.skip(f"refuses: {answer.reason}")
 
 
-def check(subject: Subject, attention: Kernel, case: Case) -> None:
-    """Run the case; compare outputs, and what lies in the cache afterwards."""
+def check(subject: Subject, attention: Kernel, case: Case, *, allowed: float | None = None) -> None:
+    """Run the case; compare outputs, and what lies in the cache afterwards. allowed: by default the dtype's error."""
     device, spec = subject.device, case.spec
     skip_refusal(attention, spec, device)
-    allowed = subject.settings.error("attention", spec.dtype, ALLOWED[spec.dtype])
+    if allowed is None:
+        allowed = subject.settings.error("attention", spec.dtype, ALLOWED[spec.dtype])
     with device.inference():
         inputs = build(case, layout_of(subject, attention, case), device)
         before = [cache.clone() for cache in (inputs.kv.k, inputs.kv.v)]
@@ -194,5 +209,6 @@ def check_cache(case: Case, inputs: Inputs, before: list[torch.Tensor]) -> None:
         expected = old.clone()
         for (context, new), table, tensor in zip(case.lens, inputs.tables, sequences, strict=True):
             for position in range(context, context + new):
-                expected[table[position // size], :, position % size] = tensor[position].to(expected)
+                row = quantized(tensor[position]) if expected.dtype == torch.int8 else tensor[position].to(expected)
+                expected[table[position // size], :, position % size] = row.to(expected.device)
         assert torch.equal(cache[1:], expected[1:]), "the cache does not hold what was to be written, and only that"

@@ -1,4 +1,4 @@
-"""Tier 2: linear kernels that quantize plain weights to fp8, and activations that reach them quantized."""
+"""Tier 4: linear kernels that quantize plain weights to fp8, with gates, and activations that come quantized."""
 
 from __future__ import annotations
 

@@ -1,0 +1,58 @@
+"""What results amount to: the level, what stands before the next one, and which kernels deserve a look."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+BRONZE = frozenset({"0", "1", "6"})
+SILVER = BRONZE | {"2", "3", "4"}
+GOLD = SILVER | {"5"}
+NATIVE = frozenset({"attention", "linear"})
+"""Kernel families that a silver platform brings itself."""
+NOTEWORTHY = 1.1
+
+
+def level(data: dict[str, Any], tiers: Sequence[str]) -> str:
+    """bronze: serves correctly on any kernels; silver: own attention and linear kernels, all kernels right; gold: also
+    recorded steps and several ranks, and no test is excused."""
+    if not set(tiers) >= BRONZE:
+        return f"not judged (it takes tiers {', '.join(sorted(BRONZE))} at least)"
+    # A tier of which nothing ran proves nothing.
+    good = {
+        tier for tier in tiers if (ran := data["by_tier"].get(tier)) and ran.get("passed") and not ran.get("failed")
+    }
+    claims = data["claims"]
+    if not good >= BRONZE:
+        return "none"
+    if not (good >= SILVER and set(data["native"]) >= NATIVE):
+        return "bronze"
+    whole = claims["graph"] != "none" and claims["max_world_size"] > 1 and not data["xfails"] and not data["excused"]
+    return "gold" if good >= GOLD and whole else "silver"
+
+
+def missing_for_next(data: Mapping[str, Any]) -> list[str]:
+    """What stands between a platform and the next level, in words."""
+    rank = {"none": 0, "bronze": 1, "silver": 2, "gold": 3}.get(data["level"])
+    if rank is None or rank == 3:
+        return []
+    wanted = (BRONZE, SILVER, GOLD)[rank]
+    missing = [f"tier {tier} fails" for tier in sorted(wanted) if data["by_tier"].get(tier, {}).get("failed")]
+    missing += [
+        f"tier {tier} {'has nothing to run' if tier in data['tiers'] else 'was not asked for'}"
+        for tier in sorted(wanted)
+        if not data["by_tier"].get(tier, {}).get("passed") and not data["by_tier"].get(tier, {}).get("failed")
+    ]
+    if rank == 1:
+        missing += [f"no {family} kernel of its own" for family in sorted(NATIVE - set(data["native"]))]
+    if rank == 2:
+        missing += ["no recorded steps (caps.graph)"] if data["claims"]["graph"] == "none" else []
+        missing += ["one rank only (caps.max_world_size)"] if data["claims"]["max_world_size"] < 2 else []
+        missing += [f"{len(data['xfails'])} known failures"] if data["xfails"] else []
+        missing += [f"{len(data['excused'])} tests left out"] if data["excused"] else []
+    return missing
+
+
+def slower(timed: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of the report's timings, the kernels that take noticeably longer than the reference, and those that failed."""
+    return [entry for entry in timed if "error" in entry or entry["ratio"] > NOTEWORTHY]
