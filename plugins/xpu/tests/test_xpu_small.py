@@ -17,6 +17,9 @@ from octavo_xpu.small import SmallOps, takes_heads
 ALLOWED = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 2e-2}
 """Share of the largest result."""
 
+START = 5
+"""Elements of memory before a tensor."""
+
 OPS = ("rms_norm", "add_rms_norm", "act_and_mul", "rope", "kv_write", "qkv_norm_rope", "qkv_norm_rope_write")
 
 
@@ -46,14 +49,16 @@ def samples(name: str, dtype: str) -> list[tuple[Any, ...]]:
 
 
 def copies(sample: tuple[Any, ...], wide: bool) -> list[Any]:
-    """Own tensors in the same strides, as kernels write into them."""
+    """Own tensors in the same strides, as kernels write into them, which begin somewhere in their memory."""
     out = []
     for arg in sample:
         if not isinstance(arg, torch.Tensor):
             out.append(arg)
             continue
-        same = torch.empty_strided(arg.shape, arg.stride(), dtype=arg.dtype).copy_(arg)
-        out.append(same.float() if wide and arg.is_floating_point() else same)
+        dtype = torch.float32 if wide and arg.is_floating_point() else arg.dtype
+        length = 1 + sum((size - 1) * stride for size, stride in zip(arg.shape, arg.stride(), strict=True))
+        memory = torch.zeros(max(0, length) + START, dtype=dtype)
+        out.append(memory.as_strided(arg.shape, arg.stride(), START).copy_(arg))
     return out
 
 
@@ -84,10 +89,13 @@ def as_tuple(result: Any) -> tuple[torch.Tensor, ...]:
 def test_what_is_not_a_number_stays_so_and_ties_round_to_even(device: SyclDevice, dtype: str) -> None:
     number = getattr(torch, dtype)
     step = torch.finfo(number).eps
-    total = torch.tensor([[1 + step / 2, 1 + 3 * step / 2, float("inf"), float("nan"), -float("inf"), 1e-45]])
-    x, residual = torch.zeros(1, 6).to(number), total.to(number)
-    got = SmallOps(device.runtime).add_rms_norm(x, residual.clone(), torch.ones(6), 1e-6)[1]
-    assert torch.equal(got.nan_to_num(nan=-7.0), residual.nan_to_num(nan=-7.0))
+    x = torch.tensor([[1.0, 1 + step, -1.0, 1.0, float("inf"), float("nan"), -float("inf"), 1e-45]]).to(number)
+    residual = torch.tensor([[step / 2, step / 2, -step / 2, 0.51 * step, 1.0, 0.0, 1.0, 0.0]]).to(number)
+    want = (x.float() + residual.float()).to(number)
+    assert want[0, 0] == 1, "a tie, and the even number is below"
+    assert want[0, 1] == 1 + 2 * step, "a tie, and the even number is above"
+    got = SmallOps(device.runtime).add_rms_norm(x, residual, torch.ones(8), 1e-6)[1]
+    assert torch.equal(got.nan_to_num(nan=-7.0), want.nan_to_num(nan=-7.0))
 
 
 def test_a_cache_write_touches_no_other_slot(device: SyclDevice) -> None:
