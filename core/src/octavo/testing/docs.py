@@ -12,6 +12,7 @@ from pathlib import Path
 
 import click
 
+from octavo.testing.compatibility_page import compatibility_page
 from octavo.testing.hooks_page import hooks_page
 from octavo.testing.sampling_page import sampling_page
 
@@ -82,6 +83,7 @@ def commands(command: click.Command, path: str) -> Iterator[tuple[str, click.Com
 
 PAGES: dict[str, Callable[[], str]] = {
     "cli.md": cli_page,
+    "compatibility.md": lambda: NOTE + compatibility_page(),
     "hooks.md": lambda: NOTE + hooks_page(),
     "ops.md": ops_page,
     "sampling.md": lambda: NOTE + sampling_page(),
