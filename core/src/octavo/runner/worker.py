@@ -19,7 +19,7 @@ from octavo.layers.context import BuildContext, dtype_name
 from octavo.ops.bind import REFERENCE, KernelTable
 from octavo.parallel.communicator import SingleRank, least, open_channels
 from octavo.parallel.ranks import Alone, Peers
-from octavo.plugin.contracts import Communicator, Device, GraphRunner, KVView, ModelExecutor
+from octavo.plugin.contracts import BatchKey, Communicator, Device, GraphRunner, KVView, ModelExecutor
 from octavo.plugin.data import GroupSpec, PlatformCaps
 from octavo.plugin.specs import BatchLimits, KVLayout, KVPlan, QuantScheme
 from octavo.plugin.step import Admit, Batch, BlockUpdate, KVGroup
@@ -175,7 +175,8 @@ def _with_memory(
     for key in shapes.at_start:
         executor.record(key)
     if shapes.all_at_start:
-        rehearse(executor)
+        for key in shapes.captured:
+            rehearse(executor, key)
     device.empty_cache()  # recordings have their own memory
     kv_bytes = sum(need.block_bytes * plan.num_blocks for need, plan in zip(needs, plans, strict=True))
     if footprint is not None:
@@ -226,20 +227,27 @@ def run_largest(runner: ModelRunner, limits: BatchLimits) -> None:
     runner.collect()
 
 
-def rehearse(runner: ModelRunner) -> None:
-    """Serve a request of one token as a real one would be, in the null block: where shapes are compiled ahead, what
-    stands beside the compiled steps is then compiled too, and not while someone waits."""
-    first = np.zeros(1, np.int32)
+def rehearse(runner: ModelRunner, key: BatchKey) -> None:
+    """Serve made-up requests that fill a shape as real ones would, in the null block: where shapes are compiled ahead,
+    what stands beside the compiled steps is then compiled too, and not while someone waits."""
+    limits = runner.shapes.limits
+    num_seqs = min(key.num_seqs, key.num_tokens, limits.max_num_seqs)
+    counts = np.ones(num_seqs, np.int32)
+    counts[-1] = min(key.num_tokens - num_seqs + 1, limits.max_model_len - 1)
+    rows, zeros = np.arange(num_seqs, dtype=np.int32), np.zeros(num_seqs, np.int32)
     params = SamplingParams(temperature=0.0)
     runner.launch(
         Batch(
             step=0,
-            rows=first,
-            starts=first,
-            counts=np.ones(1, np.int32),
-            samples=np.ones(1, np.bool_),
-            admits=[Admit(row=0, token_ids=first, num_prompt_tokens=1, params=params, seed=0)],
-            blocks=[BlockUpdate(rows=first, indices=first, blocks=first) for _ in runner.kv_groups],
+            rows=rows,
+            starts=zeros,
+            counts=counts,
+            samples=np.ones(num_seqs, np.bool_),
+            admits=[
+                Admit(row=row, token_ids=np.zeros(n, np.int32), num_prompt_tokens=n, params=params, seed=0)
+                for row, n in enumerate(counts.tolist())
+            ],
+            blocks=[BlockUpdate(rows=rows, indices=zeros, blocks=zeros) for _ in runner.kv_groups],
         )
     )
     runner.collect()
