@@ -1,0 +1,121 @@
+"""Whole steps compiled ahead: one program a shape, from `begin_step` to the commit of the tokens.
+
+    prepare    Dynamo follows the step's Python once  ->  one graph of operators  ->  XLA  ->  one program
+    run        the program, on the tensors that it was compiled with
+
+The program's inputs are the very tensors the step reads: weights, the request table, the KV cache. What the step
+changes in place (table and cache), the runtime gives to the program to overwrite, so no second cache exists.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+import types
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from octavo.plugin import BatchKey, BatchLimits, Device
+from octavo.plugin.contracts import Step
+from octavo_tpu import BUCKETS
+
+log = logging.getLogger("octavo.tpu")
+
+BACKEND = "tpu"
+
+
+def compiled_shapes(limits: BatchLimits) -> list[BatchKey]:
+    """Decode steps and steps that may hold prompts, each up to the largest that can come."""
+    most = min(limits.max_num_seqs, limits.max_num_tokens)
+    decode = [BatchKey(num_tokens=size, num_seqs=size, max_q_len=1) for size in sizes_up_to(BUCKETS.num_seqs, most)]
+    mixed = [
+        BatchKey(num_tokens=size, num_seqs=min(size, limits.max_num_seqs))
+        for size in sizes_up_to(BUCKETS.num_tokens, limits.max_num_tokens)
+    ]
+    return [*decode, *mixed]
+
+
+def sizes_up_to(buckets: Sequence[int], most: int) -> list[int]:
+    """The buckets below `most`, and `most` itself: nothing larger can come."""
+    return [*(size for size in buckets if size < most), most]
+
+
+class CompiledSteps:
+    """Implements `octavo.plugin.GraphRunner`.
+
+    cache_dir: folder where compiled programs are kept; "": where torch keeps its own, a temporary folder of the user.
+    num_compiled: programs made, and seconds: spent on them.
+    """
+
+    def __init__(self, device: Device, *, cache_dir: str = "") -> None:
+        self._device = device
+        self._expected = 0
+        self.num_compiled = 0
+        self.seconds = 0.0
+        if cache_dir:
+            use_cache(Path(cache_dir))
+
+    def keys(self, limits: BatchLimits) -> Sequence[BatchKey]:
+        """See `compiled_shapes`."""
+        keys = compiled_shapes(limits)
+        self._expected = len(keys)
+        return keys
+
+    def prepare(self, key: BatchKey, fn: Step) -> Callable[[], Any]:
+        """Compile and run a step. Raises RuntimeError naming the shape if it cannot be one program."""
+        start = time.perf_counter()
+        compiled = torch.compile(
+            own_code(fn),
+            backend=BACKEND,
+            fullgraph=True,
+            dynamic=False,
+            # Each handle is called with nothing and reads the same tensors for ever, so there is nothing to check.
+            options={"guard_filter_fn": torch.compiler.skip_all_guards_unsafe},
+        )
+        try:
+            compiled()
+            self._device.synchronize()
+        except Exception as error:
+            raise RuntimeError(
+                f"a step of {key.num_tokens} tokens in {key.num_seqs} sequences cannot be compiled: {error}; "
+                "--enforce-eager runs without compiled steps"
+            ) from error
+        took = time.perf_counter() - start
+        self.num_compiled += 1
+        self.seconds += took
+        kind = "decode step" if key.max_q_len == 1 else "step with prompts"
+        log.info(
+            "compiled %d of %d: %s of %d tokens in %d sequences, %.1f s",
+            self.num_compiled,
+            self._expected,
+            kind,
+            key.num_tokens,
+            key.num_seqs,
+            took,
+        )
+        return compiled
+
+    def run(self, handle: Callable[[], Any]) -> Any:
+        return handle()
+
+    def close(self) -> None:
+        """Programs go with their handles."""
+
+
+def own_code(fn: Step) -> Step:
+    """The same function with a code object of its own: Dynamo keeps programs by code object, and the steps of all
+    shapes are closures over one."""
+    assert isinstance(fn, types.FunctionType)
+    copy = types.FunctionType(fn.__code__.replace(), fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__)
+    copy.__kwdefaults__ = fn.__kwdefaults__
+    return copy
+
+
+def use_cache(folder: Path) -> None:
+    """Keep compiled programs in a folder: torch keeps what a backend made of a graph, and asks here where."""
+    folder.mkdir(parents=True, exist_ok=True)
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)

@@ -1,0 +1,12 @@
+"""The index of this platform's kernels: what is registered, and with which priority."""
+
+from __future__ import annotations
+
+from octavo.plugin import Device, KernelRegistry
+from octavo_tpu.attention import MatmulAttention, PallasAttention
+
+
+def register(registry: KernelRegistry, device: Device) -> None:
+    """Register every kernel."""
+    registry.attention(PallasAttention, priority=20)
+    registry.attention(MatmulAttention, priority=10)
