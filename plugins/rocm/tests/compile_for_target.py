@@ -17,6 +17,12 @@ from typing import Any
 import numpy as np
 import torch
 import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+from octavo.ops.bind import KernelTable
+from octavo.ops.catalogue import CATALOGUE
+from octavo.plugin import AttentionSpec, AttnBatch, AttnLayer, BatchLimits, Device, KVView, LinearSpec, QuantScheme
 from octavo_rocm import products
 from octavo_rocm.attention import attention_for
 from octavo_rocm.fp8 import Fp8Linear
@@ -24,12 +30,6 @@ from octavo_rocm.int4 import Int4Linear
 from octavo_rocm.linear import TritonLinear
 from octavo_rocm.ops import register
 from octavo_rocm.targets import TARGETS, Target
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
-
-from octavo.ops.bind import KernelTable
-from octavo.ops.catalogue import CATALOGUE
-from octavo.plugin import AttentionSpec, AttnBatch, AttnLayer, BatchLimits, Device, KVView, LinearSpec, QuantScheme
 
 found: dict[str, dict[str, Any]] = {}
 N, K = 2048, 1024

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from octavo_rocm import kernels
 from octavo_rocm.hip import pointers_to
 from octavo_rocm.products import Products

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from octavo_rocm import aiter_pack
 
 from octavo.ops.bind import KernelTable
 from octavo.plugin import OpContext
 from octavo.plugin.version import refusal
+from octavo_rocm import aiter_pack
 
 HOST: Any = SimpleNamespace(type="cuda", torch_device=torch.device("cpu"))
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from octavo_rocm.targets import TARGETS
 
 SCRIPT = Path(__file__).with_name("compile_for_target.py")

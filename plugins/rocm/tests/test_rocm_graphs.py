@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+
+from octavo.plugin import BatchKey, GroupSpec
 from octavo_rocm import communicator, graphs
 from octavo_rocm.communicator import RcclCommunicator
 from octavo_rocm.graphs import HipGraphs
-
-from octavo.plugin import BatchKey, GroupSpec
 
 KEY = BatchKey(num_tokens=8, num_seqs=8, max_q_len=1)
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from host_hip import HostHip, host_products
+
 from octavo_rocm import hip, kernels, products
 from octavo_rocm.hip import HipError, HipLibraries, compiled, library
 from octavo_rocm.kernels import ROWS

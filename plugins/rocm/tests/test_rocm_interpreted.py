@@ -17,15 +17,14 @@ if torch.cuda.is_available():
     pytest.skip("interpreting Triton would hide the card from the other tests", allow_module_level=True)
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
-from octavo_rocm.linear import HipblasltLinear
-from octavo_rocm.ops import register
-
 from octavo import LLM, SamplingParams
 from octavo.plugin import BatchKey, BatchLimits, Device, MemInfo, PlatformCaps, PlatformInfo, Probe, hookimpl
 from octavo.plugin import recording as recorder
 from octavo.plugin.recording import recorded_shapes
 from octavo.plugin.torch import TorchDevice
 from octavo.testing.tiny import make_model
+from octavo_rocm.linear import HipblasltLinear
+from octavo_rocm.ops import register
 
 PROMPTS = [[3, 4, 5, 6, 7], [9, 8, 7], [11] * 20]
 

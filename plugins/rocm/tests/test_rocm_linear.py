@@ -11,6 +11,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from host_hip import host_products
+
+from octavo.ops.bind import KernelTable
+from octavo.ops.catalogue import CATALOGUE
+from octavo.plugin import LinearSpec, QuantScheme
+from octavo.plugin.torch import ScaledRows, dequantize_weight, quantize_rows
 from octavo_rocm import fp8, products, torch_ops
 from octavo_rocm.fp8 import Fp8Linear, in_format
 from octavo_rocm.gguf import GgufLinear
@@ -20,11 +25,6 @@ from octavo_rocm.linear import HipblasltLinear, HipLinear, TritonLinear
 from octavo_rocm.ops import register
 from octavo_rocm.targets import TARGETS
 from octavo_rocm.tuning import Tuning, tuning_for
-
-from octavo.ops.bind import KernelTable
-from octavo.ops.catalogue import CATALOGUE
-from octavo.plugin import LinearSpec, QuantScheme
-from octavo.plugin.torch import ScaledRows, dequantize_weight, quantize_rows
 
 DTYPE = "bfloat16"
 INT4 = QuantScheme(weight="int4", group=(1, 32), symmetric=False, packing="online:int4")

@@ -7,16 +7,16 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import octavo_rocm
 import pytest
 import torch
+
+import octavo_rocm
+from octavo.config import apply_patches, make_config
+from octavo.plugin import DeviceDesc
 from octavo_rocm import software, topology
 from octavo_rocm.device import RocmDevice
 from octavo_rocm.targets import TARGETS, arch_of, target_of
 from octavo_rocm.topology import Card, DriverError, cards
-
-from octavo.config import apply_patches, make_config
-from octavo.plugin import DeviceDesc
 
 GIB = 1 << 30
 MI300X = {
