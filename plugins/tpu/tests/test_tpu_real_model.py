@@ -15,9 +15,9 @@ SETTINGS: dict[str, Any] = {
     "dtype": "float32",
     "quantization": "none",
     "max_num_seqs": 2,
-    "max_num_batched_tokens": 32,
-    "max_model_len": 64,
-    "num_kv_blocks": 12,
+    "max_num_batched_tokens": 16,
+    "max_model_len": 48,
+    "num_kv_blocks": 9,
     "block_size": 16,
 }
 
