@@ -93,13 +93,13 @@ class Interpreted:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model_type", ["llama", "qwen3"])
-def test_recorded_shapes_give_the_tokens_of_the_cpu_platform(
+def test_recorded_shapes_give_the_tokens_of_cores_own_device(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, model_type: str
 ) -> None:
     module = ModuleType("interpreted")
     module.platform = Interpreted()  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "interpreted", module)
-    monkeypatch.setenv("OCTAVO_EXTRA_PLATFORMS", "interpreted=interpreted:platform")
+    monkeypatch.setenv("OCTAVO_EXTRA_PLATFORMS", "interpreted=interpreted:platform,refdev=octavo.testing.refdev")
     monkeypatch.setattr(recorder, "LONG_TOKENS", 16)
     monkeypatch.setattr(recorder, "FEW_SEQS", 2)
     products: list[int] = []
@@ -114,12 +114,12 @@ def test_recorded_shapes_give_the_tokens_of_the_cpu_platform(
     options = {"max_model_len": 64, "max_num_seqs": 3, "max_num_batched_tokens": 32, "num_kv_blocks": 40}
     params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, detokenize=False)
     tokens = {}
-    for platform in ("cpu", "interpreted"):
+    for platform in ("refdev", "interpreted"):
         with LLM(model, platform=platform, dtype="float32", skip_tokenizer_init=True, **options) as llm:
             Again.used.clear()
             outputs = llm.generate(PROMPTS, params, use_tqdm=False)
             outputs += llm.generate([[12] * 25], params, use_tqdm=False)
         tokens[platform] = [list(o.outputs[0].token_ids) for o in outputs]
-    assert tokens["interpreted"] == tokens["cpu"]
+    assert tokens["interpreted"] == tokens["refdev"]
     assert products, "this plugin's products served the model"
     assert {key.max_q_len for key in Again.used} == {0, 1}, "prompts and decoding both went through recorded shapes"
