@@ -49,7 +49,7 @@ def test_a_gpu_can_run_what_the_run_time_compiler_makes(device: SyclDevice, tmp_
         command += ["-output", target, "-exclude_ir"]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
-        assert "spill" not in done.stdout + done.stderr, done.stdout
+        assert "warning" not in (done.stdout + done.stderr).lower(), done.stdout
         [binary] = tmp_path.glob(f"{target}*.bin")
         code_of_target = binary.read_bytes()
         for kernel in kernels:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from octavo.plugin import (
@@ -19,6 +20,8 @@ from octavo.plugin import (
 
 if TYPE_CHECKING:
     from octavo.plugin import EngineConfig
+
+log = logging.getLogger("octavo.xpu")
 
 VERSION = "0.1.0"
 SCORE = 70
@@ -98,6 +101,9 @@ def make_communicator(group: GroupSpec, device: Device) -> Communicator:
 def make_graph_runner(config: EngineConfig, device: Device) -> GraphRunner | None:
     from octavo_xpu.graphs import XpuGraphs, why_not
 
-    if config.platform.enforce_eager or why_not():
+    if config.platform.enforce_eager:
+        return None
+    if reason := why_not():
+        log.warning("steps run eagerly, which makes decoding slower: %s", reason)
         return None
     return XpuGraphs(device.torch_device)
