@@ -187,3 +187,15 @@ def test_the_extensions_parser_reads_calls_however_they_are_split() -> None:
             "".join(e.text for e in events if isinstance(e, ToolCallArguments) and e.index == i) for i in (0, 1)
         ]
         assert [json.loads(a) for a in arguments] == [{"city": "Paris"}, {"city": "Rome"}]
+
+
+@pytest.mark.parametrize(
+    ("page", "module"),
+    [("kernel-packs.md", "kernel-pack/octavo_sdpa.py"), ("extensions.md", "extension/octavo_seed.py")],
+)
+def test_what_the_docs_show_is_the_example(page: str, module: str) -> None:
+    text = (EXAMPLES.parent / page).read_text()
+    assert f"```python\n{(EXAMPLES / module).read_text()}```" in text
+    project = (EXAMPLES / module).with_name("pyproject.toml").read_text()
+    group = project[project.index("[project.entry-points") :].split("\n\n")[0]
+    assert f"```toml\n{group}\n```" in text
