@@ -2,13 +2,14 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
+ENVS ?= build/envs
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint .ci/constraints.txt
 PROJECTS = core/pyproject.toml plugins/cpu/pyproject.toml plugins/cuda/pyproject.toml
 # One thread a process: on a small machine, waiting threads of one test slow the others.
 TEST_ENV = OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-slow test-browser test-kit test-dist check format dist docs clean
+.PHONY: help demo serve test test-slow test-browser test-kit test-dist test-rocm test-tpu test-xpu check format dist docs clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */|/' | awk -F'|' '{printf "make %-12s %s\n", $$1, $$2}'
@@ -51,6 +52,23 @@ test-kit: $(VENV)/.dev  ## run the conformance kit on the platforms that need no
 test-dist: $(VENV)/.dev dist  ## install the wheels into an empty environment and use them
 	$(BIN)/python -m pytest -m dist tests/e2e/test_wheels.py
 
+# Their packages exclude each other's: an environment for each, in $(ENVS).
+$(ENVS)/%/.ready: .ci/constraints-%.txt plugins/%/pyproject.toml core/pyproject.toml | $(VENV)/bin/python
+	@echo "Installing octavo-$* with what stands in for its hardware into $(ENVS)/$*"
+	$(PYTHON) -m venv $(ENVS)/$*
+	$(ENVS)/$*/bin/python -m pip install --quiet --disable-pip-version-check --requirement .ci/constraints-$*.txt \
+		--editable "core[test]" --editable plugins/$* pytest-timeout
+	@touch $@
+
+test-rocm: $(ENVS)/rocm/.ready  ## test octavo-rocm without a card (wants Debian's clang-19, lld-19 and libamdhip64-dev)
+	$(TEST_ENV) $(ENVS)/rocm/bin/python -m pytest plugins/rocm/tests
+
+test-tpu: $(ENVS)/tpu/.ready  ## test octavo-tpu on XLA's CPU device and against the real TPU compiler
+	$(TEST_ENV) $(ENVS)/tpu/bin/python -m pytest plugins/tpu/tests
+
+test-xpu: $(ENVS)/xpu/.ready  ## test octavo-xpu on Intel's CPU device
+	$(TEST_ENV) $(ENVS)/xpu/bin/python -m pytest plugins/xpu/tests
+
 check: $(VENV)/.dev  ## lint, types, architecture rules
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -63,7 +81,7 @@ format: $(VENV)/.dev  ## format and fix what ruff can
 
 dist: $(VENV)/bin/python  ## build wheels of all distributions into dist/
 	rm -rf dist
-	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist ./core ./plugins/cpu ./plugins/cuda
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist ./core $(wildcard ./plugins/*)
 
 docs: $(VENV)/.dev  ## regenerate the generated pages of docs/
 	$(BIN)/python -m octavo.testing.docs docs
