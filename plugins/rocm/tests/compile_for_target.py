@@ -25,7 +25,7 @@ from octavo.ops.catalogue import CATALOGUE
 from octavo.plugin import AttentionSpec, AttnBatch, AttnLayer, BatchLimits, Device, KVView, LinearSpec, QuantScheme
 from octavo_rocm import products
 from octavo_rocm.attention import attention_for
-from octavo_rocm.fp8 import Fp8Linear
+from octavo_rocm.fp8 import FnuzLinear, Fp8Linear
 from octavo_rocm.int4 import Int4Linear
 from octavo_rocm.linear import TritonLinear
 from octavo_rocm.ops import register
@@ -127,10 +127,11 @@ def linears(device: Device, target: Target) -> Iterator[None]:
         spec = LinearSpec(
             in_features=K, out_features=N, act_dtype="bfloat16", out_dtype="bfloat16", scheme=scheme, gate=gate
         )
-        if not Fp8Linear.supports(spec, device).ok:
-            assert not target.fp8
+        taken = [cls for cls in (FnuzLinear, Fp8Linear) if cls.supports(spec, device).ok]
+        assert len(taken) == bool(target.fp8)
+        if not taken:
             return
-        fp8 = Fp8Linear()
+        fp8 = taken[0]()
         weight = torch.zeros(N, K, dtype=torch.bfloat16)
         packed = fp8.prepare({"weight": weight}, spec, device)
         assert packed.weight.dtype == getattr(torch, target.fp8_dtype or "")

@@ -17,7 +17,7 @@ from octavo.ops.catalogue import CATALOGUE
 from octavo.plugin import LinearSpec, QuantScheme
 from octavo.plugin.torch import ScaledRows, dequantize_weight, quantize_rows
 from octavo_rocm import fp8, products, torch_ops
-from octavo_rocm.fp8 import Fp8Linear, in_format
+from octavo_rocm.fp8 import FnuzLinear, Fp8Linear, in_format
 from octavo_rocm.gguf import GgufLinear
 from octavo_rocm.hip import HipError
 from octavo_rocm.int4 import Int4Linear
@@ -163,6 +163,10 @@ def test_ocp_numbers_become_fnuz_ones_exactly() -> None:
         in_format(rows, torch.float8_e4m3fn)
 
 
+FP8_ERROR = 0.12
+"""Of the largest result. Triton's interpreter loses the carry when a number rounds up to a power of two: 127 becomes 64."""
+
+
 class InTorch:
     """Core's fp8 kernels in plain PyTorch: Triton's interpreter knows no fnuz numbers."""
 
@@ -195,8 +199,10 @@ def test_fp8_products_agree_with_plain_ones(arch: str, gate: str | None, monkeyp
     monkeypatch.setattr(fp8.torch, "_scaled_mm", product)
     scheme = QuantScheme(weight="fp8_e4m3", act="fp8_e4m3", granularity="channel", packing=fp8.ONLINE)
     wanted = spec(scheme=scheme, gate=gate)
-    assert Fp8Linear.supports(wanted, Card(arch)).ok
-    kernel, weight = Fp8Linear(), torch.randn(48, 256).bfloat16()
+    torch.manual_seed(0)
+    cls = FnuzLinear if arch == "gfx942" else Fp8Linear
+    assert cls.supports(wanted, Card(arch)).ok  # type: ignore[arg-type]
+    kernel, weight = cls(), torch.randn(48, 256).bfloat16()
     if arch == "gfx942":
         plain = InTorch()
         kernel._gemv, kernel._skinny, kernel._quantize = plain.gemv, plain.skinny, plain.quantize  # type: ignore
@@ -206,18 +212,19 @@ def test_fp8_products_agree_with_plain_ones(arch: str, gate: str | None, monkeyp
     codes, scale = quantize_rows(weight)
     for tokens in (1, 8, 9, 65):
         x = torch.randn(tokens, 256).bfloat16()
-        expected = x.float() @ (codes.float() * scale).t()
+        values, x_scale = quantize_rows(x)
+        expected = (x.float() if tokens <= 8 else values.float() * x_scale) @ (codes.float() * scale).t()
         if gate:
             first, second = expected.chunk(2, dim=-1)
             expected = F.silu(first) * second
-        assert products.relative(kernel.apply(x, packed, None), expected) < 0.08
+        assert products.relative(kernel.apply(x, packed, None), expected) < FP8_ERROR
         if tokens > 8:
             rows = ScaledRows(*quantize_rows(x))
-            assert products.relative(kernel.apply(rows, packed, None), expected) < 0.08
+            assert products.relative(kernel.apply(rows, packed, None), expected) < FP8_ERROR
             if gate:
                 scaled = kernel.apply_scaled(rows, packed, None)
                 assert scaled.values.dtype == packed.weight.dtype
-                assert products.relative(scaled.values.float() * scaled.scale, expected) < 0.08
+                assert products.relative(scaled.values.float() * scaled.scale, expected) < FP8_ERROR
 
 
 @pytest.mark.parametrize("arch", ["gfx90a", "gfx1100"])
@@ -235,8 +242,17 @@ def test_every_registered_op_is_in_the_catalogue() -> None:
     registered = {name for name in CATALOGUE if table.providers(name)}
     assert registered >= {"rms_norm", "add_rms_norm", "qkv_norm_rope_write", "act_and_mul", "sample", "greedy"}
     names = [cls.name for cls in table.classes("linear")]
-    assert names == ["fp8", "int4", "hip", "gguf", "triton", "hipblaslt"]
+    assert names == ["fp8_fnuz", "fp8", "int4", "hip", "gguf", "triton", "hipblaslt"]
     assert [cls.name for cls in table.classes("attention")] == ["triton"]
+    assert not table.providers("add_rms_norm_fp8"), "core's quantized rows are OCP's, which a gfx942 does not multiply"
+    ocp = KernelTable()
+    register(ocp, Card("gfx950"), triton=True, hip=True)  # type: ignore[arg-type]
+    assert ocp.providers("add_rms_norm_fp8")
+    wanted = spec(scheme=QuantScheme(weight="fp8_e4m3", act="fp8_e4m3", packing=fp8.ONLINE))
+    taken = {arch: [c.name for c in (FnuzLinear, Fp8Linear) if c.supports(wanted, Card(arch)).ok] for arch in TARGETS}
+    assert taken["gfx942"] == ["fp8_fnuz"]
+    assert taken["gfx950"] == taken["gfx1201"] == ["fp8"]
+    assert not hasattr(FnuzLinear, "scaled_rows_from")
 
 
 def test_without_triton_and_hip_only_the_library_multiplies(caplog: pytest.LogCaptureFixture) -> None:

@@ -60,12 +60,12 @@ class Fp8Weight:
     tuning: Any
 
 
-class Fp8Linear:
-    """Weights and activations in e4m3, of the kind that the card's matrix units multiply."""
+class FnuzLinear:
+    """Weights and activations in fnuz e4m3. It asks for plain activations: those that core quantizes are OCP's."""
 
-    name: ClassVar[str] = "fp8"
+    name: ClassVar[str] = "fp8_fnuz"
     gates: ClassVar[tuple[str, ...]] = GATES
-    scaled_rows_from: ClassVar[int] = PLAIN_TOKENS + 1
+    kind: ClassVar[torch.dtype] = FNUZ
 
     @classmethod
     def supports(cls, spec: LinearSpec, device: Device) -> Support:
@@ -74,6 +74,8 @@ class Fp8Linear:
         target = target_for(device)
         if target is None or target.fp8_dtype is None:
             return no(f"needs fp8 matrix units, which {target.name if target else device.type} has not")
+        if getattr(torch, target.fp8_dtype) != cls.kind:
+            return no(f"the matrix units of {target.name} multiply {target.fp8_dtype}")
         if spec.act_dtype != "bfloat16" or spec.out_dtype != "bfloat16":
             return no(f"multiplies bfloat16 activations, not {spec.act_dtype} to {spec.out_dtype}")
         if spec.out_features % MULTIPLE or spec.in_features % MULTIPLE:
@@ -94,11 +96,8 @@ class Fp8Linear:
         from octavo.triton.gemv import make_counters
         from octavo_rocm.tuning import tuning_for
 
-        target = target_for(device)
-        assert target is not None
-        assert target.fp8_dtype is not None
         quantized = ScaledRows(*quantize_rows(weights["weight"].to(device.torch_device)))
-        weight, scale = in_format(quantized, getattr(torch, target.fp8_dtype))
+        weight, scale = in_format(quantized, self.kind)
         return Fp8Weight(
             weight=weight,
             scale=scale.reshape(1, -1),
@@ -143,3 +142,11 @@ class Fp8Linear:
         return torch._scaled_mm(
             x.values, w.weight.t(), scale_a=x.scale, scale_b=w.scale, bias=bias, out_dtype=ACT, use_fast_accum=False
         )
+
+
+class Fp8Linear(FnuzLinear):
+    """The same on cards that multiply OCP's numbers, which are core's: activations may come quantized."""
+
+    name: ClassVar[str] = "fp8"
+    kind: ClassVar[torch.dtype] = OCP
+    scaled_rows_from: ClassVar[int] = PLAIN_TOKENS + 1

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import logging
-from functools import partial
 from typing import Any
-
-import torch
 
 from octavo.plugin import Device, KernelRegistry
 from octavo_rocm.device import target_for
@@ -16,6 +13,7 @@ from octavo_rocm.linear import HipblasltLinear, HipLinear, TritonLinear
 log = logging.getLogger("octavo.rocm")
 
 PROVIDER = "triton"
+FNUZ = "float8_e4m3fnuz"
 
 
 def register(registry: KernelRegistry, device: Device, *, triton: bool, hip: bool) -> None:
@@ -36,15 +34,14 @@ def register_triton(registry: KernelRegistry, device: Device, *, hip: bool) -> N
     """Core's portable kernels in the sizes of this card, and what needs one of them."""
     from octavo.triton import activation, bookkeeping, logits, norm, rope, sampling, topk_topp
     from octavo_rocm.attention import attention_for
-    from octavo_rocm.fp8 import Fp8Linear
+    from octavo_rocm.fp8 import FnuzLinear, Fp8Linear
     from octavo_rocm.int4 import Int4Linear
 
     registry.attention(attention_for(device), priority=10)
+    registry.linear(FnuzLinear, priority=31)
     registry.linear(Fp8Linear, priority=30)
     registry.linear(Int4Linear.with_hip(hip), priority=30)
     registry.linear(TritonLinear, priority=20)
-    target = target_for(device)
-    fp8 = getattr(torch, (target and target.fp8_dtype) or "float8_e4m3fn")
     ops: tuple[tuple[Any, bool], ...] = (
         (norm.rms_norm, False),
         (norm.add_rms_norm, True),
@@ -63,6 +60,7 @@ def register_triton(registry: KernelRegistry, device: Device, *, hip: bool) -> N
     )
     for fn, inplace in ops:
         registry.op(fn.__name__, fn, provider=PROVIDER, priority=10, inplace=inplace)
-    # In the kind of e4m3 that this card's products take.
-    quantizing = partial(norm.add_rms_norm_fp8, dtype=fp8)
-    registry.op("add_rms_norm_fp8", quantizing, provider=PROVIDER, priority=10, inplace=True)
+    target = target_for(device)
+    if target is None or target.fp8_dtype != FNUZ:
+        # The op gives OCP numbers; where products take others, they quantize themselves.
+        registry.op("add_rms_norm_fp8", norm.add_rms_norm_fp8, provider=PROVIDER, priority=10, inplace=True)
