@@ -164,7 +164,7 @@ def test_ocp_numbers_become_fnuz_ones_exactly() -> None:
 
 
 FP8_ERROR = 0.12
-"""Of the largest result. Triton's interpreter loses the carry of numbers that round up to a power of two: 127 becomes 64."""
+"""Of the largest result. Triton's interpreter loses the carry when a number rounds up to a power of two."""
 
 
 class InTorch:
