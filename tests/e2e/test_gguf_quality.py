@@ -25,7 +25,8 @@ NEAR_TIE = {"float32": 0.5, "bfloat16": 0.75}
 PERPLEXITY_RATIO = 1.005
 NUM_NEW = 32
 LENGTHS = (5, 16, 33, 64, 128, 255, 512)
-TEXT_TOKENS = 1536
+PIECES, PIECE_TOKENS = 6, 1536
+"""Of the text. One piece alone says 0.3 to 0.6 percent where all say 0.47."""
 
 pytestmark = [
     pytest.mark.slow,
@@ -57,10 +58,15 @@ def english() -> str:
 
 
 def perplexity(llm: LLM) -> float:
-    ids = llm.get_tokenizer().encode(english())[:TEXT_TOKENS]
-    (result,) = llm.generate([ids], SamplingParams(max_tokens=0, prompt_logprobs=0), use_tqdm=False)
-    scored = zip(ids[1:], result.prompt_logprobs[1:], strict=True)
-    return math.exp(-sum(entry[token].logprob for token, entry in scored) / (len(ids) - 1))
+    ids = llm.get_tokenizer().encode(english())[: PIECES * PIECE_TOKENS]
+    assert len(ids) == PIECES * PIECE_TOKENS
+    logprobs: list[float] = []
+    for start in range(0, len(ids), PIECE_TOKENS):
+        piece = ids[start : start + PIECE_TOKENS]
+        (result,) = llm.generate([piece], SamplingParams(max_tokens=0, prompt_logprobs=0), use_tqdm=False)
+        scored = zip(piece[1:], result.prompt_logprobs[1:], strict=True)
+        logprobs += [entry[token].logprob for token, entry in scored]
+    return math.exp(-sum(logprobs) / len(logprobs))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
