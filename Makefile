@@ -9,7 +9,7 @@ PROJECTS = core/pyproject.toml plugins/cpu/pyproject.toml plugins/cuda/pyproject
 TEST_ENV = OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-slow test-browser test-kit test-dist test-rocm test-tpu test-xpu check format dist docs clean
+.PHONY: help demo serve test test-slow test-browser test-kit test-dist test-examples test-rocm test-tpu test-xpu check format dist docs clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */|/' | awk -F'|' '{printf "make %-12s %s\n", $$1, $$2}'
@@ -51,6 +51,9 @@ test-kit: $(VENV)/.dev  ## run the conformance kit on the platforms that need no
 
 test-dist: $(VENV)/.dev dist  ## install the wheels into an empty environment and use them
 	$(BIN)/python -m pytest -m dist tests/e2e/test_wheels.py
+
+test-examples: $(VENV)/.dev dist  ## install the wheels of docs/examples into an empty environment, check and break them
+	$(BIN)/python -m pytest -m dist tests/e2e/test_examples_wheels.py
 
 # Their packages exclude each other's: an environment for each, in $(ENVS).
 BESIDE_tpu = --editable plugins/cpu

@@ -18,7 +18,8 @@ DIST = ROOT / "dist"
 @pytest.mark.timeout(1500)
 def test_wheels_install_into_an_empty_environment_and_find_the_cpu_platform(tmp_path: Path) -> None:
     wheels = sorted(DIST.glob("*.whl"))
-    assert {w.name.split("-")[0] for w in wheels} == {"octavo", "octavo_cpu", "octavo_cuda"}, "run `make dist` first"
+    platforms = {f"octavo_{folder.parent.name}" for folder in ROOT.glob("plugins/*/pyproject.toml")}
+    assert {w.name.split("-")[0] for w in wheels} == {"octavo", *platforms}, "run `make dist` first"
     venv.create(tmp_path / "env", with_pip=True)
     python = tmp_path / "env" / "bin" / "python"
     constraints = ROOT / ".ci" / "constraints.txt"
