@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from octavo.quant.schemes import dequantize_weight
+from octavo.quant import gguf_blocks
 from octavo.weights.source import open_model
 
 
@@ -16,11 +16,11 @@ def unpack(model: str | Path, folder: Path, dtype: torch.dtype = torch.bfloat16)
     """Write config and weights of `model` ("" is the packaged SmolLM2) into `folder`; the tokenizer stays in the
     file. Returns the folder."""
     source = open_model(model)
-    weights = {}
+    weights, types = {}, (source.quant_config or {"types": {}})["types"]
     for tensor in source.tensors():
         data = tensor.read()
-        if tensor.scheme is not None:
-            data = dequantize_weight({"weight": data}, tensor.scheme, dtype)
+        if kind := types.get(tensor.name.removesuffix(".weight")):
+            data = gguf_blocks.dequantize(data, kind, dtype)
         weights[tensor.name] = data.to(dtype).contiguous()
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     source.config.dtype = dtype

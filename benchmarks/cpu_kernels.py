@@ -21,7 +21,8 @@ from octavo.ops import activation as core_activation
 from octavo.ops import norm as core_norm
 from octavo.ops import rope as core_rope
 from octavo.ops.attention import ReferenceAttention
-from octavo.plugin import AttentionSpec, AttnBatch, AttnLayer, BatchLimits, KVView, LinearSpec, QuantScheme
+from octavo.plugin import AttentionSpec, AttnBatch, AttnLayer, BatchLimits, KVView, LinearSpec
+from octavo.plugin.torch import core_scheme
 from octavo_cpu import activation, host, native, norm, rope
 from octavo_cpu.attention import PagedAttention
 from octavo_cpu.device import CpuDevice
@@ -90,7 +91,7 @@ def linear_rows(device: CpuDevice, shapes: tuple[tuple[int, int], ...], dtype: t
 
 def int4_rows(device: CpuDevice, shapes: tuple[tuple[int, int], ...]) -> Iterator[Row]:
     """The unpacked bfloat16 weight in oneDNN's hands against four bits."""
-    scheme = QuantScheme(weight="int4", group=(1, 32), packing="gguf:Q4_1")
+    scheme = core_scheme("gguf:Q4_1")
     for n, k in shapes:
         blocks = torch.randint(0, 256, (n, k // 32, 20), dtype=torch.uint8)
         numbers = torch.tensor([0.01, -0.08], dtype=torch.float16).view(torch.uint8)
@@ -122,7 +123,7 @@ def gguf_rows(device: CpuDevice, shapes: tuple[tuple[int, int], ...]) -> Iterato
         for kind, (columns, size) in native.BLOCKS.items():
             if k % columns:
                 continue
-            scheme = QuantScheme(weight="int4", group=(1, columns), packing=f"gguf:{kind}")
+            scheme = core_scheme(f"gguf:{kind}")
             spec = LinearSpec(in_features=k, out_features=n, act_dtype="bfloat16", out_dtype="bfloat16", scheme=scheme)
             if answer := GgufLinear.supports(spec, device):
                 rows = torch.zeros(n, k // columns * size, dtype=torch.uint8)

@@ -14,7 +14,8 @@ from collections.abc import Callable
 
 import torch
 
-from octavo.plugin import LinearSpec, QuantScheme
+from octavo.plugin import LinearSpec
+from octavo.plugin.torch import core_scheme
 from octavo.quant.online import SCHEMES
 from octavo_cpu import native
 from octavo_cpu.device import CpuDevice
@@ -41,7 +42,7 @@ def compiled(kind: str, n: int, k: int, device: CpuDevice) -> tuple[Product, int
     weight = torch.randn(n, k).bfloat16()
     if kind in native.BLOCKS:
         columns, block = native.BLOCKS[kind]
-        scheme, size = QuantScheme(weight="int4", packing=f"gguf:{kind}"), n * k // columns * block
+        scheme, size = core_scheme(f"gguf:{kind}"), n * k // columns * block
         weight = torch.zeros(n, k // columns * block, dtype=torch.uint8)
     elif kind in SCHEMES:
         scheme, size = SCHEMES[kind], n * k

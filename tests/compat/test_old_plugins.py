@@ -65,4 +65,4 @@ def test_it_serves_a_model_with_the_tokens_of_todays_platforms(
 def test_its_extensions_are_registered(vintage: ActivePlatform) -> None:
     registry = load_extensions(vintage)
     assert registry.models["vintage_lm"] == "vintage_models:VintageLM"
-    assert "vintage_bits" in registry.quant_formats.targets
+    assert "vintage_bits" in registry.quant_formats

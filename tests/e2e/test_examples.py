@@ -21,7 +21,7 @@ from octavo.discovery import select
 from octavo.errors import OctavoError
 from octavo.extensions import load_extensions
 from octavo.ops.bind import KernelTable
-from octavo.plugin import AttentionSpec, BatchLimits, QuantScheme
+from octavo.plugin import AttentionSpec, BatchLimits, MatrixSpec
 from octavo.plugin.torch import TorchDevice
 from octavo.server.parsers.events import Content, ToolCallArguments, ToolCallStart
 from octavo.server.parsers.registry import choose, make_parser
@@ -34,7 +34,6 @@ SETTINGS: dict[str, Any] = {"dtype": "float32", "max_model_len": 96, "num_kv_blo
 ATTENTION = AttentionSpec(
     num_heads=4, num_kv_heads=2, head_dim=16, scale=0.25, dtype="float32", kv_dtype="float32", block_size=16
 )
-UNCODED = ["lm_head", "model.embed_tokens"]
 LIMITS = BatchLimits(max_num_tokens=64, max_num_seqs=4, max_model_len=96)
 
 
@@ -81,52 +80,94 @@ def test_the_kernels_in_c_give_the_tokens_of_the_references(tmp_path: Path, mode
 
 
 def coded(source: Path, target: Path) -> tuple[Path, Path]:
-    """The model with its linear layers as codes of acme_log8, and as the numbers that these codes mean."""
-    from octavo_acme_full.quant import codebook, quantize
+    """The model with its linear layers in 4 bits, as acme_groups has them, and as the numbers that these stand for."""
+    from octavo_acme_full.quant import AcmeGroups, dequantize, quantize
 
+    settings = {"quant_method": "acme_groups", "group_size": 32, "ignore": ["lm_head"]}
+    shape = {"out_features": 32, "in_features": 32}
+    layer = AcmeGroups(settings).layer(MatrixSpec(name="any", kind="linear", **shape))
+    assert layer is not None
     made = []
     for name, keep in (("codes", True), ("numbers", False)):
         folder = target / name
         folder.mkdir()
         config = json.loads((source / "config.json").read_text())
         weights = load_file(source / "model.safetensors")
-        for key, weight in weights.items():
-            if "_proj." in key:
-                codes = quantize(weight, 8)
-                weights[key] = codes if keep else codebook(8)[codes.long()]
+        for key in [key for key in weights if "_proj.weight" in key]:
+            codes = quantize(weights.pop(key), 32)
+            if keep:
+                weights |= {key.replace("weight", suffix): tensor for suffix, tensor in codes.items()}
+            else:
+                weights[key] = dequantize(codes, layer.scheme, torch.float32)
         if keep:
-            config["quantization_config"] = {"quant_method": "acme_log8", "octave_steps": 8, "skip": UNCODED}
+            config["quantization_config"] = settings
         (folder / "config.json").write_text(json.dumps(config))
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
         made.append(folder)
     return made[0], made[1]
 
 
-def test_a_checkpoint_in_the_platforms_own_format_is_served_as_codes(tmp_path: Path) -> None:
+def test_a_checkpoint_in_the_full_examples_format_is_served_as_codes_by_its_kernel(tmp_path: Path) -> None:
     codes, numbers = coded(make_model(tmp_path / "plain", seed=3, tokenizer=False), tmp_path)
     tokens = answers(codes, "acme_full", require_native=("linear", "attention"))
     assert tokens == answers(numbers, "acme_full")
     assert tokens == answers(numbers, "refdev")
-    with pytest.raises(OctavoError, match="acme_log8"):
-        answers(codes, "refdev")
 
 
-def test_codes_are_the_nearest_and_survive_another_coding() -> None:
-    from octavo_acme_full.quant import Log8, codebook, quantize
+def test_other_platforms_serve_the_full_examples_format_by_its_dequantize(tmp_path: Path) -> None:
+    codes, numbers = coded(make_model(tmp_path / "plain", seed=3, tokenizer=False), tmp_path)
+    expected = answers(numbers, "refdev")
+    assert answers(codes, "refdev") == expected
+    assert answers(codes, "refdev", quantization="none") == expected
+    assert answers(codes, "cpu", kernels={"linear": "reference"}) == expected
+    assert answers(codes, "cpu", quantization="none") == answers(numbers, "cpu")
 
-    weight = torch.randn(64, 64) * 0.1
-    codes = quantize(weight, 8)
-    decoded = codebook(8)[codes.long()]
-    # Half a step of an eighth of an octave; what is below the least step is zero.
-    assert (
-        torch.where(weight.abs() > 1e-3, (decoded - weight).abs() / weight.abs(), 0.0).max() < 2 ** (1 / 16) - 1 + 1e-5
-    )
-    assert torch.equal(quantize(decoded, 8), codes)
-    assert torch.equal(quantize(torch.zeros(4), 8), torch.zeros(4, dtype=torch.uint8))
-    schemes: set[QuantScheme | None] = {Log8({"octave_steps": steps}).scheme("x") for steps in (8, 16)}
-    assert len(schemes) == 2
-    with pytest.raises(ValueError, match="octave_steps"):
-        Log8({"octave_steps": 0})
+
+@pytest.mark.slow
+@pytest.mark.parametrize("platform", ["acme_full", "refdev", "cpu"])
+def test_two_ranks_divide_every_tensor_of_the_full_examples_format(
+    tmp_path: Path, platform: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REFDEV_VISIBLE", "")  # which rank 0 sets
+    plain = make_model(tmp_path / "plain", seed=3, tokenizer=False, intermediate_size=128)
+    codes, _ = coded(plain, tmp_path)
+    assert answers(codes, platform, tensor_parallel_size=2) == answers(codes, platform)
+
+
+def test_two_ranks_cannot_divide_groups_and_are_told_so(tmp_path: Path) -> None:
+    codes, _ = coded(make_model(tmp_path / "plain", seed=3, tokenizer=False), tmp_path)
+    with pytest.raises(OctavoError, match=r"down_proj\.weight_scale at input feature 48 cannot be cut"):
+        answers(codes, "acme_full", tensor_parallel_size=2)
+
+
+def test_codes_of_four_bits_are_the_nearest_and_survive_another_coding() -> None:
+    from octavo_acme_full.quant import AcmeGroups, dequantize, int4_groups, quantize
+
+    spec = MatrixSpec(name="model.layers.0.mlp.up_proj", kind="linear", out_features=64, in_features=128)
+    layer = AcmeGroups({"group_size": 64}).layer(spec)
+    assert layer is not None
+    weight = torch.randn(64, 128) * 0.1
+    tensors = quantize(weight, 64)
+    assert {name: tuple(t.shape) for name, t in tensors.items()} == {n: k.shape for n, k in layer.tensors.items()}
+    decoded = dequantize(tensors, layer.scheme, torch.float32)
+    step = tensors["weight_scale"].float().repeat_interleave(64, 1)
+    assert ((decoded - weight).abs() <= 0.51 * step).all()
+    assert torch.equal(quantize(decoded, 64)["weight_packed"], tensors["weight_packed"])
+    codes, scale, offset = int4_groups(tensors, layer.scheme)
+    groups = codes.view(64, 4, 32).float() * scale[..., None] + offset[..., None]
+    torch.testing.assert_close(groups.flatten(1), decoded, atol=1e-6, rtol=1e-5)
+
+
+def test_what_the_full_examples_format_cannot_hold_is_refused() -> None:
+    from octavo_acme_full.quant import AcmeGroups
+
+    with pytest.raises(ValueError, match="group_size must be an even number, not 3"):
+        AcmeGroups({"group_size": 3})
+    odd = MatrixSpec(name="x", kind="linear", out_features=4, in_features=48)
+    with pytest.raises(ValueError, match="48 columns are no whole groups of 32"):
+        AcmeGroups({}).layer(odd)
+    embedding = MatrixSpec(name="x", kind="embedding", out_features=4, in_features=64)
+    assert AcmeGroups({}).layer(embedding) is None
 
 
 @pytest.mark.slow

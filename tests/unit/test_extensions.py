@@ -47,7 +47,7 @@ def test_an_installed_extension_adds_its_model_and_format(install: Install) -> N
     install(register_extensions=register)
     registry = load_extensions()
     assert registry.models["mamba9"] == "mamba9.octavo:Mamba"
-    assert registry.quant_formats.targets["bits"] == "bits.octavo:Bits"
+    assert registry.quant_formats["bits"] == "bits.octavo:Bits"
     assert "llama" in registry.models
 
 

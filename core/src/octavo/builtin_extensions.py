@@ -1,4 +1,4 @@
-"""Core's own models, parsers and logits processors, registered by the hook that a third party's would use."""
+"""Core's own models, formats, parsers and logits processors, registered by the hook that a third party's would use."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from octavo.server.parsers.names import REASONING, TOOLS
 def register_extensions(registry: ExtensionRegistry) -> None:
     for model_type, target in MODELS.items():
         registry.model(model_type, target)
+    registry.quant_format("gguf", "octavo.quant.gguf_blocks:GGUFBlocks")
+    registry.quant_format("online", "octavo.quant.online:Online")
     registry.logits_processor("thinking_token_budget", "octavo.sampling.thinking:ThinkingTokenBudget")
     for name, target in TOOLS.items():
         registry.tool_parser(name, target)

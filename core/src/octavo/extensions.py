@@ -13,7 +13,6 @@ from importlib.metadata import EntryPoint, entry_points
 from octavo.active_platform import ActivePlatform, Plugin, import_entry
 from octavo.errors import ConfigError, PlatformBrokenError, PlatformIncompatibleError
 from octavo.plugin.version import refusal
-from octavo.quant.formats import QuantFormats
 
 GROUP = "octavo.extensions"
 BUILT_IN = (EntryPoint(name="builtin", value="octavo.builtin_extensions", group=GROUP),)
@@ -21,10 +20,10 @@ BUILT_IN = (EntryPoint(name="builtin", value="octavo.builtin_extensions", group=
 
 @dataclass
 class Extensions:
-    """Implements `octavo.plugin.ExtensionRegistry`. models: model type -> "module:Class"."""
+    """Implements `octavo.plugin.ExtensionRegistry`: name -> "module:Class"; models by model type."""
 
     models: dict[str, str] = field(default_factory=dict)
-    quant_formats: QuantFormats = field(default_factory=QuantFormats)
+    quant_formats: dict[str, str] = field(default_factory=dict)
     logits_processors: dict[str, str] = field(default_factory=dict)
     tool_parsers: dict[str, str] = field(default_factory=dict)
     reasoning_parsers: dict[str, str] = field(default_factory=dict)
@@ -33,7 +32,7 @@ class Extensions:
         _add(self.models, "model type", model_type, target)
 
     def quant_format(self, name: str, target: str) -> None:
-        self.quant_formats.add(name, target)
+        _add(self.quant_formats, "quantization format", name, target)
 
     def logits_processor(self, name: str, target: str) -> None:
         _add(self.logits_processors, "logits processor", name, target)

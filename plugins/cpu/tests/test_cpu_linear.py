@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from octavo.plugin import LinearSpec, MemInfo, QuantScheme
+from octavo.plugin import LinearSpec, MemInfo
+from octavo.plugin.torch import core_scheme
 from octavo_cpu.device import CpuDevice
 from octavo_cpu.linear import Int4Linear, OneDnnLinear, Packed, packs
 
@@ -28,7 +29,7 @@ def gaussian(*shape: int, seed: int) -> torch.Tensor:
 
 
 def spec_of(n: int, k: int, dtype: str, *, packing: str | None = None, bias: bool = False) -> LinearSpec:
-    scheme = None if packing is None else QuantScheme(weight="int4", group=(1, 32), packing=packing)
+    scheme = None if packing is None else core_scheme(packing)
     return LinearSpec(in_features=k, out_features=n, act_dtype=dtype, out_dtype=dtype, scheme=scheme, bias=bias)
 
 

@@ -12,7 +12,8 @@ import torch
 from octavo import LLM, SamplingParams
 from octavo.layers.embedding import VocabEmbedding
 from octavo.ops.catalogue import reference
-from octavo.plugin import LinearSpec, QuantScheme
+from octavo.plugin import LinearSpec
+from octavo.plugin.torch import core_scheme
 from octavo.testing.tiny import make_model
 from octavo_cpu import native
 from octavo_cpu.device import CpuDevice
@@ -24,7 +25,7 @@ DEVICE = CpuDevice(num_threads=1)
 
 
 def spec_of(n: int, k: int, dtype: str, kind: str | None = None) -> LinearSpec:
-    scheme = None if kind is None else QuantScheme(weight="int4", packing=f"gguf:{kind}")
+    scheme = None if kind is None else core_scheme(f"gguf:{kind}")
     return LinearSpec(in_features=k, out_features=n, act_dtype=dtype, out_dtype=dtype, scheme=scheme)
 
 

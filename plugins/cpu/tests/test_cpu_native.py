@@ -14,8 +14,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from octavo.plugin import LinearSpec, QuantScheme
-from octavo.plugin.torch import dequantize_weight, quantize_rows
+from octavo.plugin import LinearSpec
+from octavo.plugin.torch import core_scheme, dequantize_weight, quantize_rows
 from octavo.quant.online import SCHEMES
 from octavo_cpu import native
 from octavo_cpu.device import CpuDevice
@@ -43,7 +43,7 @@ def gaussian(*shape: int, seed: int) -> torch.Tensor:
 
 
 def spec_of(n: int, k: int, dtype: str, *, kind: str | None = None, gate: str | None = None) -> LinearSpec:
-    scheme = None if kind is None else QuantScheme(weight="int4", packing=f"gguf:{kind}")
+    scheme = None if kind is None else core_scheme(f"gguf:{kind}")
     return LinearSpec(in_features=k, out_features=n, act_dtype=dtype, out_dtype=dtype, scheme=scheme, gate=gate)
 
 

@@ -19,7 +19,7 @@ if torch.cuda.is_available():
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from octavo.plugin import LinearSpec, QuantScheme
-from octavo.plugin.torch import dequantize_weight
+from octavo.plugin.torch import core_scheme, dequantize_weight
 from octavo.triton import int4
 from octavo_cuda.int4 import Int4Linear
 
@@ -28,7 +28,7 @@ CARD = SimpleNamespace(type="cuda", torch_device=torch.device("cpu"), capability
 
 
 def scheme(qtype: str) -> QuantScheme:
-    return QuantScheme(weight="int4", packing=f"gguf:{qtype}")
+    return core_scheme(f"gguf:{qtype}")
 
 
 def spec(qtype: str | None = "Q4_1", dtype: str = "float16", gate: str | None = None) -> LinearSpec:

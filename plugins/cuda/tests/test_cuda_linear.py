@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from octavo.plugin import LinearSpec, QuantScheme
+from octavo.plugin.torch import core_scheme
 from octavo_cuda.linear import CublasLinear, TritonLinear
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -148,6 +149,6 @@ def test_quantized_weights_are_unpacked_for_cublas() -> None:
     numbers = torch.randn(N, K // 32, 1, generator=torch.Generator().manual_seed(1)).half()
     codes = torch.randint(-127, 127, (N, K // 32, 32), generator=torch.Generator().manual_seed(2), dtype=torch.int8)
     rows = torch.cat([numbers.view(torch.uint8).view(N, K // 32, 2), codes.view(torch.uint8)], dim=-1).flatten(1)
-    scheme = QuantScheme(weight="int8", packing="gguf:Q8_0")
+    scheme = core_scheme("gguf:Q8_0")
     packed = CublasLinear().prepare({"weight": rows}, spec("float32", scheme=scheme), Card())
     torch.testing.assert_close(packed, (numbers.float() * codes.float()).flatten(1))

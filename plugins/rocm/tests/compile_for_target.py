@@ -23,6 +23,7 @@ from triton.runtime import driver
 from octavo.ops.bind import KernelTable
 from octavo.ops.catalogue import CATALOGUE
 from octavo.plugin import AttentionSpec, AttnBatch, AttnLayer, BatchLimits, Device, KVView, LinearSpec, QuantScheme
+from octavo.plugin.torch import core_scheme
 from octavo_rocm import products
 from octavo_rocm.attention import attention_for
 from octavo_rocm.fp8 import FnuzLinear, Fp8Linear
@@ -112,7 +113,7 @@ def linears(device: Device, target: Target) -> Iterator[None]:
         for tokens in range(1, products.MOST_TOKENS + 1):
             TritonLinear().apply(weight[:tokens], packed, None)
             yield
-        scheme = QuantScheme(weight="int4", group=(1, 32), symmetric=False, packing="online:int4")
+        scheme = core_scheme("online:int4")
         for gate in (None, "silu"):
             int4 = LinearSpec(in_features=K, out_features=N, act_dtype=dtype, out_dtype=dtype, scheme=scheme, gate=gate)
             kernel = Int4Linear.with_hip(False)()

@@ -15,7 +15,7 @@ from host_hip import host_products
 from octavo.ops.bind import KernelTable
 from octavo.ops.catalogue import CATALOGUE
 from octavo.plugin import LinearSpec, QuantScheme
-from octavo.plugin.torch import ScaledRows, dequantize_weight, quantize_rows
+from octavo.plugin.torch import ScaledRows, core_scheme, dequantize_weight, quantize_rows
 from octavo_rocm import fp8, products, torch_ops
 from octavo_rocm.fp8 import FnuzLinear, Fp8Linear, in_format
 from octavo_rocm.gguf import GgufLinear
@@ -27,7 +27,7 @@ from octavo_rocm.targets import TARGETS
 from octavo_rocm.tuning import Tuning, tuning_for
 
 DTYPE = "bfloat16"
-INT4 = QuantScheme(weight="int4", group=(1, 32), symmetric=False, packing="online:int4")
+INT4 = core_scheme("online:int4")
 
 
 class Card:
@@ -107,7 +107,7 @@ def test_triton_multiplies_few_tokens_where_no_hip_kernel_can_be_compiled(monkey
 @pytest.mark.parametrize("qtype", products.BLOCKS)
 def test_gguf_blocks_stay_as_they_are(on_host: list[str], qtype: str) -> None:
     packed, _, num_in, plain = products.sample(qtype, torch.bfloat16)
-    scheme = QuantScheme(weight="int", packing=f"gguf:{qtype}")
+    scheme = core_scheme(f"gguf:{qtype}")
     wanted = spec(len(packed), num_in, scheme=scheme)
     assert GgufLinear.supports(wanted, Card()).ok
     check(GgufLinear(), {"weight": packed}, plain, wanted, (1, 4, 7))

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from octavo.plugin import LinearSpec, QuantScheme
-from octavo.plugin.torch import TorchDevice, dequantize_weight, int4_groups
+from octavo.plugin.torch import TorchDevice, core_scheme, dequantize_weight, int4_groups
 from octavo.quant.online import SCHEMES
 from octavo_xpu.device import SyclDevice
 from octavo_xpu.linear import MOST_TOKENS, Int4Linear, Int8Linear, OneDnnLinear
@@ -66,7 +66,7 @@ def check(device: SyclDevice, kernel: type, spec: LinearSpec, weight: torch.Tens
 def test_gguf_blocks_are_multiplied_as_they_are(device: SyclDevice, kind: str, dtype: str) -> None:
     for n, k in ((37, 256), (8, 1280)):
         weight, exact = blocks(kind, n, k)
-        scheme = QuantScheme(weight="int4", packing=f"gguf:{kind}")
+        scheme = core_scheme(f"gguf:{kind}")
         if kind == "Q4_K" and dtype != "float32":  # its scales are products of two factors, kept in float16
             exact = as_kept(weight, scheme)
         check(device, Int8Linear if kind == "Q8_0" else Int4Linear, spec_of(n, k, dtype, scheme), weight, exact)
@@ -95,7 +95,7 @@ def test_other_formats_are_unpacked_for_torchs_product(device: SyclDevice) -> No
     rng = np.random.default_rng(5)
     packed = gguf.quants.quantize(rng.standard_normal((24, 256), dtype=np.float32), gguf.GGMLQuantizationType.Q5_0)
     exact = torch.from_numpy(gguf.dequantize(packed, gguf.GGMLQuantizationType.Q5_0))
-    scheme = QuantScheme(weight="int5", packing="gguf:Q5_0")
+    scheme = core_scheme("gguf:Q5_0")
     for kernel in (Int4Linear, Int8Linear):
         assert "Q5_0" in kernel.supports(spec_of(24, 256, "float32", scheme), device).reason
     check(device, OneDnnLinear, spec_of(24, 256, "float32", scheme), torch.from_numpy(packed), exact)

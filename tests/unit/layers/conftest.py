@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import gguf
@@ -14,51 +15,57 @@ import torch
 from octavo.layers.context import BuildContext
 from octavo.ops.bind import KernelTable
 from octavo.parallel.communicator import SingleRank
-from octavo.plugin.specs import BatchLimits, QuantScheme
+from octavo.plugin.specs import BatchLimits
 from octavo.plugin.torch import TorchDevice
+from octavo.quant.gguf_blocks import GGUFBlocks
+
+EMPTY: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryTensor:
-    """A `CheckpointTensor` over `data`; packed rows are cut along their rows only."""
+    """A `CheckpointTensor` over `data`. kind: the GGUF type of a packed one."""
 
     name: str
     data: torch.Tensor
-    shape: tuple[int, ...]
-    scheme: QuantScheme | None = None
+    kind: str = ""
     source: str = "memory"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.data.shape)
 
     @property
     def dtype(self) -> torch.dtype:
         return self.data.dtype
 
     def read(self, *, dim: int = 0, start: int = 0, length: int | None = None) -> torch.Tensor:
+        if not self.shape:
+            return self.data
         return self.data.narrow(dim, start, self.data.shape[dim] - start if length is None else length)
 
 
 def plain(name: str, data: torch.Tensor) -> MemoryTensor:
-    return MemoryTensor(name=name, data=data, shape=tuple(data.shape))
+    return MemoryTensor(name=name, data=data)
 
 
 def packed(name: str, data: torch.Tensor, kind: str) -> MemoryTensor:
     """`data` [N, K] quantized as GGUF does, K a multiple of 32."""
     rows = gguf.quants.quantize(data.numpy().astype(np.float32), gguf.GGMLQuantizationType[kind])
-    scheme = QuantScheme(weight="uint4", granularity="group", group=(1, 32), packing=f"gguf:{kind}")
-    return MemoryTensor(name=name, data=torch.from_numpy(rows), shape=tuple(data.shape), scheme=scheme)
+    return MemoryTensor(name=name, data=torch.from_numpy(rows), kind=kind)
 
 
 def unpacked(tensor: MemoryTensor) -> torch.Tensor:
     """What a packed tensor stands for, as the gguf package says."""
-    assert tensor.scheme is not None
-    kind = gguf.GGMLQuantizationType[tensor.scheme.packing.removeprefix("gguf:")]
-    return torch.from_numpy(gguf.quants.dequantize(tensor.data.numpy(), kind))
+    return torch.from_numpy(gguf.quants.dequantize(tensor.data.numpy(), gguf.GGMLQuantizationType[tensor.kind]))
 
 
 @pytest.fixture
 def make_context() -> Callable[..., BuildContext]:
-    """(**fields) -> a context on the CPU in float32, with reference kernels and one rank."""
+    """(gguf, **fields) -> a context on the CPU in float32, with reference kernels and one rank, for a checkpoint whose
+    matrices have these GGUF types by name; the others are plain."""
 
-    def make(**fields: Any) -> BuildContext:
+    def make(gguf: Mapping[str, str] = EMPTY, **fields: Any) -> BuildContext:
         settings: dict[str, Any] = {
             "device": TorchDevice("cpu"),
             "dtype": torch.float32,
@@ -67,6 +74,7 @@ def make_context() -> Callable[..., BuildContext]:
             "limits": BatchLimits(max_num_tokens=64, max_num_seqs=8, max_model_len=128),
             "kernels": KernelTable(),
             "comm": SingleRank(),
+            "quant": GGUFBlocks({"types": gguf}).layer,
         }
         return BuildContext(**(settings | fields))
 

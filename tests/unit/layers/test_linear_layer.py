@@ -24,6 +24,10 @@ def shards(*sizes: int) -> list[Shard]:
     return [Shard(name=f"layer.{i}", out_features=n, keep=((0, n),)) for i, n in enumerate(sizes)]
 
 
+def named(kinds: tuple[str, ...]) -> dict[str, str]:
+    return {f"layer.{i}": kind for i, kind in enumerate(kinds)}
+
+
 def fill(ctx, *given) -> None:
     for tensor in given:
         ctx.weights.slots[tensor.name].load(tensor)
@@ -49,11 +53,12 @@ def test_shards_of_one_format_become_one_matrix_multiplication(make_context, ten
 
 
 def test_neighbours_of_one_format_merge_and_another_format_stays_apart(make_context, tensors, x):
-    ctx = make_context()
+    kinds = ("Q4_0", "Q4_0", "Q8_0")
+    ctx = make_context(gguf=named(kinds))
     layer = Linear(ctx, shards(32, 16, 16), HIDDEN)
     given = [
         tensors.packed(f"layer.{i}.weight", torch.randn(n, HIDDEN), kind)
-        for i, (n, kind) in enumerate(((32, "Q4_0"), (16, "Q4_0"), (16, "Q8_0")))
+        for i, (n, kind) in enumerate(zip((32, 16, 16), kinds, strict=True))
     ]
     fill(ctx, *given)
     assert calls_of(layer) == 2
@@ -62,12 +67,10 @@ def test_neighbours_of_one_format_merge_and_another_format_stays_apart(make_cont
 
 
 def test_packed_shards_that_alternate_keep_the_order_of_their_rows(make_context, tensors, x):
-    ctx = make_context()
+    kinds = ("Q4_1", "Q8_0", "Q4_1")
+    ctx = make_context(gguf=named(kinds))
     layer = Linear(ctx, shards(16, 16, 16), HIDDEN, bias=True)
-    given = [
-        tensors.packed(f"layer.{i}.weight", torch.randn(16, HIDDEN), kind)
-        for i, kind in enumerate(("Q4_1", "Q8_0", "Q4_1"))
-    ]
+    given = [tensors.packed(f"layer.{i}.weight", torch.randn(16, HIDDEN), kind) for i, kind in enumerate(kinds)]
     biases = [torch.randn(16) for _ in given]
     fill(ctx, *given, *[tensors.plain(f"layer.{i}.bias", b) for i, b in enumerate(biases)])
     assert calls_of(layer) == 3
@@ -76,9 +79,10 @@ def test_packed_shards_that_alternate_keep_the_order_of_their_rows(make_context,
 
 
 def test_dequantize_turns_every_format_into_one_plain_weight(make_context, tensors, x):
-    ctx = make_context(dequantize=True)
+    kinds = ("Q4_0", "Q8_0")
+    ctx = make_context(gguf=named(kinds), dequantize=True)
     layer = Linear(ctx, shards(16, 16), HIDDEN)
-    given = [tensors.packed(f"layer.{i}.weight", torch.randn(16, HIDDEN), k) for i, k in enumerate(("Q4_0", "Q8_0"))]
+    given = [tensors.packed(f"layer.{i}.weight", torch.randn(16, HIDDEN), kind) for i, kind in enumerate(kinds)]
     fill(ctx, *given)
     assert calls_of(layer) == 1
     assert [choice.context for choice in ctx.kernels.choices] == ["32x64 float32"]

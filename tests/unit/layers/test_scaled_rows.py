@@ -17,7 +17,7 @@ from octavo.ops.bind import KernelTable
 from octavo.plugin.data import YES, Support, no
 from octavo.plugin.specs import LinearSpec
 from octavo.plugin.torch import ScaledRows, quantize_rows
-from octavo.quant.online import scheme_of
+from octavo.quant.online import Online
 
 Tensor = torch.Tensor
 HIDDEN, INNER, FROM = 32, 48, 4
@@ -60,7 +60,7 @@ def run(make_context: Callable[..., BuildContext], tensors: Any) -> Callable[[ty
     def run(cls: type[QuantizingLinear], tokens: int) -> tuple[Tensor, list[type]]:
         table = KernelTable()
         table.linear(cls)
-        ctx = make_context(kernels=table, scheme_of=scheme_of("fp8"))
+        ctx = make_context(kernels=table, quant=Online({"method": "fp8"}).layer)
         norm = RMSNorm(ctx, "norm", HIDDEN, 1e-6)
         mlp = GatedMLP(ctx, "mlp", HIDDEN, INNER, activation="silu")
         g = torch.Generator().manual_seed(0)

@@ -48,7 +48,7 @@ def test_a_tied_plain_head_shares_the_storage_of_the_embedding(make_context, ten
 
 
 def test_a_tied_quantized_head_gets_the_packed_rows_and_lookups_the_plain_ones(make_context, tensors):
-    ctx = make_context()
+    ctx = make_context(gguf={"embed": "Q8_0"})
     embed = VocabEmbedding(ctx, "embed", VOCAB, HIDDEN)
     head = LMHead(ctx, "lm_head", VOCAB, HIDDEN, tied_to=embed)
     tensor = tensors.packed("embed.weight", torch.randn(VOCAB, HIDDEN), "Q8_0")
@@ -91,7 +91,8 @@ def test_mlp_gates_with_the_activation_of_the_config(name, function, fused, make
 
 
 def test_mlp_gates_also_where_gate_and_up_come_in_two_formats(make_context, tensors):
-    mlp = GatedMLP(ctx := make_context(), "mlp", HIDDEN, 32, activation="silu")
+    ctx = make_context(gguf={"mlp.gate_proj": "Q4_0", "mlp.up_proj": "Q8_0", "mlp.down_proj": "Q8_0"})
+    mlp = GatedMLP(ctx, "mlp", HIDDEN, 32, activation="silu")
     gate, up, down = (
         tensors.packed(f"mlp.{name}_proj.weight", torch.randn(n, k), fmt)
         for name, n, k, fmt in (("gate", 32, HIDDEN, "Q4_0"), ("up", 32, HIDDEN, "Q8_0"), ("down", HIDDEN, 32, "Q8_0"))

@@ -21,6 +21,7 @@ from octavo.parallel.communicator import SingleRank
 from octavo.plugin.contracts import AttnBatch, KVView, start_step
 from octavo.plugin.specs import BatchLimits
 from octavo.plugin.torch import TorchDevice
+from octavo.quant.formats import layers_of
 from octavo.testing.tiny import make_model
 from octavo.weights import loader
 from octavo.weights.source import open_model
@@ -53,6 +54,7 @@ class PagedModel:
             limits=BatchLimits(max_num_tokens=256, max_num_seqs=8, max_model_len=max_model_len),
             kernels=kernels or KernelTable(),
             comm=comm or SingleRank(),
+            quant=layers_of(load_extensions().quant_formats, self.source.quant_config),
             dequantize=dequantize,
         )
         cls = resolve(load_extensions().models[self.source.config.model_type])

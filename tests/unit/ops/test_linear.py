@@ -56,7 +56,7 @@ def test_equal_specs_may_share_a_kernel_because_it_keeps_no_state() -> None:
     assert torch.equal(kernel.apply(x, one, None), -kernel.apply(x, two, None))
 
 
-def test_the_reference_takes_every_spec_but_only_packings_that_core_decodes() -> None:
+def test_the_reference_takes_every_spec_whose_format_says_how_to_dequantize() -> None:
     for qtype in FORMATS:
         assert ReferenceLinear.supports(spec_of(scheme=scheme(qtype)), CPU)
     foreign = spec_of(scheme=QuantScheme(weight="int4", packing="foreign"))

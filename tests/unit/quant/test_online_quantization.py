@@ -11,19 +11,22 @@ import torch
 from octavo import LLM, SamplingParams
 from octavo.errors import ConfigError, UnsupportedModelError
 from octavo.ops.linear import ReferenceLinear
-from octavo.plugin import LinearSpec
+from octavo.plugin import LinearSpec, MatrixSpec
 from octavo.plugin.torch import dequantize_weight, int4_groups
-from octavo.quant.online import SCHEMES, is_plain, quantize_groups, quantize_rows, round_rows, scheme_of
+from octavo.quant.online import SCHEMES, Online, is_plain, quantize_groups, quantize_rows, round_rows
 from octavo.testing.tiny import make_model
 
 OPTIONS = {"platform": "cpu", "dtype": "float32", "max_model_len": 64, "num_kv_blocks": 32, "skip_tokenizer_init": True}
 
 
 def test_linear_layers_are_asked_for_in_fp8_and_the_vocabulary_is_not() -> None:
-    scheme = scheme_of("fp8")
-    assert scheme("model.layers.0.mlp.down_proj") == SCHEMES["fp8"]
-    assert scheme("lm_head") is None
-    assert scheme("model.embed_tokens") is None
+    online, sizes = Online({"method": "fp8"}), {"out_features": 8, "in_features": 4}
+    layer = online.layer(MatrixSpec(name="model.layers.0.mlp.down_proj", kind="linear", **sizes))
+    assert layer is not None
+    assert layer.scheme == SCHEMES["fp8"]
+    assert layer.tensors["weight"].shape == (8, 4)
+    assert online.layer(MatrixSpec(name="lm_head", kind="head", **sizes)) is None
+    assert online.layer(MatrixSpec(name="model.embed_tokens", kind="embedding", **sizes)) is None
     assert is_plain(None)
     assert is_plain(SCHEMES["fp8"])
 

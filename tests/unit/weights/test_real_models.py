@@ -11,7 +11,10 @@ import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from octavo.errors import OctavoError
-from octavo.quant.schemes import dequantize_weight
+from octavo.extensions import load_extensions
+from octavo.plugin import MatrixSpec, QuantLayer
+from octavo.plugin.torch import dequantize_weight
+from octavo.quant.formats import layers_of
 from octavo.testing.real_models import gemma3_gguf, smollm2_gguf
 from octavo.weights.loader import load
 from octavo.weights.slots import CheckpointTensor, Slot, WeightTable
@@ -39,16 +42,27 @@ def untied(weights: Mapping[str, torch.Tensor], config: PretrainedConfig) -> dic
     return {name: w for name, w in weights.items() if not (config.tie_word_embeddings and name == "lm_head.weight")}
 
 
-def table_of(shapes: dict[str, tuple[int, ...]], keep: Callable[[str, CheckpointTensor], None]) -> WeightTable:
+def layers(source: ModelSource, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, QuantLayer]:
+    """How the file keeps the matrices that are not plain."""
+    found, keeps = {}, layers_of(load_extensions().quant_formats, source.quant_config)
+    for name, shape in shapes.items():
+        if len(shape) == 2:
+            spec = MatrixSpec(
+                name=name.removesuffix(".weight"), kind="linear", out_features=shape[0], in_features=shape[1]
+            )
+            if layer := keeps(spec):
+                found[name] = layer
+    return found
+
+
+def table_of(
+    shapes: dict[str, tuple[int, ...]], packed: Mapping[str, QuantLayer], keep: Callable[[str, CheckpointTensor], None]
+) -> WeightTable:
     table = WeightTable()
     for name, shape in shapes.items():
-        table.add(name, Slot(shape=shape, load=partial(keep, name)))
+        stored = packed[name].tensors["weight"].shape if name in packed else shape
+        table.add(name, Slot(shape=stored, load=partial(keep, name)))
     return table
-
-
-def plain(tensor: CheckpointTensor) -> torch.Tensor:
-    raw = tensor.read()
-    return raw if tensor.scheme is None else dequantize_weight({"weight": raw}, tensor.scheme, torch.float32)
 
 
 @pytest.mark.parametrize("model", [smollm2_gguf, gemma3_gguf])
@@ -56,7 +70,8 @@ def test_every_weight_of_the_hugging_face_model_is_there_in_its_shape(model: Cal
     source = open_model(found(model))
     seen: dict[str, torch.Size] = {}
     shapes = {name: tuple(tensor.shape) for name, tensor in state_dict(source.config).items()}
-    load(table_of(shapes, lambda name, tensor: seen.update({name: tensor.read(length=1).shape})), source)
+    table = table_of(shapes, layers(source, shapes), lambda name, t: seen.update({name: t.read(length=1).shape}))
+    load(table, source)
     assert seen.keys() == shapes.keys()
 
 
@@ -69,8 +84,8 @@ def test_smollm2_says_what_it_is() -> None:
     assert config.tie_word_embeddings
     assert source.dtype == torch.bfloat16
     assert source.eos_token_ids == (2,)
-    schemes = {tensor.scheme.packing for tensor in source.tensors() if tensor.scheme}
-    assert schemes == {"gguf:Q4_1", "gguf:Q8_0"}
+    assert source.quant_config is not None
+    assert set(source.quant_config["types"].values()) == {"Q4_1", "Q8_0"}
 
 
 @pytest.mark.slow
@@ -86,11 +101,15 @@ def test_config_and_every_number_equal_those_that_transformers_reads(model: Call
     )
     assert ours == expected
     weights = untied(theirs.state_dict(), source.config)
-    different: list[str] = []
+    shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    different, packed = list[str](), layers(source, shapes)
 
     def compare(name: str, tensor: CheckpointTensor) -> None:
-        if not torch.equal(plain(tensor), weights[name]):
+        raw = tensor.read()
+        if name in packed:
+            raw = dequantize_weight({"weight": raw}, packed[name].scheme, torch.float32)
+        if not torch.equal(raw, weights[name]):
             different.append(name)
 
-    load(table_of({name: tuple(tensor.shape) for name, tensor in weights.items()}, compare), source)
+    load(table_of(shapes, packed, compare), source)
     assert different == []

@@ -13,7 +13,8 @@ import torch
 
 from octavo.ops.bind import KernelTable
 from octavo.plugin.contracts import AttentionBackend, Communicator, Device, KVView
-from octavo.plugin.specs import AttentionSpec, BatchLimits, KVSpec, QuantScheme
+from octavo.plugin.quant import MatrixSpec, QuantLayer
+from octavo.plugin.specs import AttentionSpec, BatchLimits, KVSpec
 from octavo.weights.slots import WeightTable
 
 
@@ -34,8 +35,8 @@ class AttentionTable:
 
 @dataclass(frozen=True, kw_only=True)
 class BuildContext:
-    """dtype: of activations and plain weights. scheme_of: quantization of a checkpoint name, None for files whose
-    tensors carry their own scheme. dequantize: turn every quantized weight into a plain one while loading.
+    """dtype: of activations and plain weights. quant: how the checkpoint keeps a matrix, None: plainly.
+    dequantize: turn every quantized weight into a plain one while loading.
     comm: the tensor-parallel group (size 1 without ranks)."""
 
     device: Device
@@ -47,7 +48,7 @@ class BuildContext:
     comm: Communicator
     weights: WeightTable = field(default_factory=WeightTable)
     attention: AttentionTable = field(default_factory=AttentionTable)
-    scheme_of: Callable[[str], QuantScheme | None] = lambda name: None
+    quant: Callable[[MatrixSpec], QuantLayer | None] = lambda spec: None
     dequantize: bool = False
 
     @property

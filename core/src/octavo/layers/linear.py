@@ -13,22 +13,20 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
-from itertools import groupby
 from typing import Any, Protocol
 
 import torch
 
 from octavo.errors import ConfigError
 from octavo.layers.context import BuildContext, dtype_name
+from octavo.layers.weight import Range, Weight, joined, load_weight, runs
 from octavo.plugin.contracts import Communicator
-from octavo.plugin.specs import LinearSpec, QuantScheme
+from octavo.plugin.quant import MatrixSpec
+from octavo.plugin.specs import LinearSpec
 from octavo.plugin.torch import ScaledRows
-from octavo.quant.online import is_plain
 from octavo.weights.slots import CheckpointTensor, Slot
 
 Tensor = torch.Tensor
-Range = tuple[int, int]
-"""(start, length)"""
 Rows = Tensor | ScaledRows
 """Activations [T, K], plain or in fp8."""
 NEVER = math.inf
@@ -43,7 +41,7 @@ class TakesRows(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """One checkpoint tensor of a linear layer.
+    """One matrix of the checkpoint in a linear layer.
 
     name: its module, without ".weight". out_features: its rows in the checkpoint.
     keep: the ranges of rows that this rank takes, in the order in which the layer gives them out.
@@ -82,18 +80,18 @@ class Linear:
         self._ctx = ctx
         self._gate = gate
         self._shards = tuple(shards)
-        self._columns = columns
-        self._in_features = columns[1] if columns else in_features
         self._sizes = [sum(length for _, length in shard.keep) for shard in shards]
-        self._raw: dict[int, tuple[Tensor, QuantScheme | None]] = {}
+        self._raw: dict[int, Weight] = {}
         self._parts: list[tuple[Any, Any, Tensor | None]] = []
         """(kernel, what its prepare made, bias) of each kernel call"""
         self._activate: Callable[[Tensor], Tensor] | None = None
         self._join: Callable[[Tensor, Tensor], Tensor]
         self._bias = torch.zeros(sum(self._sizes), dtype=ctx.dtype, device=ctx.torch_device) if bias else None
         for i, shard in enumerate(shards):
-            shape = (shard.out_features, in_features)
-            ctx.weights.add(f"{shard.name}.weight", Slot(shape=shape, load=partial(self._take, i)))
+            matrix = MatrixSpec(
+                name=shard.name, kind="linear", out_features=shard.out_features, in_features=in_features
+            )
+            load_weight(ctx, matrix, partial(self._take, i), rows=shard.keep, columns=columns)
             if bias:
                 ctx.weights.add(
                     f"{shard.name}.bias", Slot(shape=(shard.out_features,), load=partial(self._take_bias, i))
@@ -119,13 +117,8 @@ class Linear:
         rows: ScaledRows = kernel.apply_scaled(x, packed, bias)
         return rows
 
-    def _take(self, index: int, tensor: CheckpointTensor) -> None:
-        shard = self._shards[index]
-        if self._columns is not None:
-            pieces = [tensor.read(dim=1, start=self._columns[0], length=self._columns[1])]
-        else:
-            pieces = [tensor.read(start=start, length=length) for start, length in shard.keep]
-        self._raw[index] = receive(self._ctx, tensor, pieces, name=shard.name)
+    def _take(self, index: int, weight: Weight) -> None:
+        self._raw[index] = weight
         if len(self._raw) == len(self._shards):
             self._pack()
 
@@ -138,26 +131,20 @@ class Linear:
 
     def _pack(self) -> None:
         """Neighbours of one format become one kernel call; if that is all, the kernel applies the gate as well."""
-        raw = [self._raw[i] for i in range(len(self._shards))]
+        parts = runs([self._raw[i] for i in range(len(self._shards))])
         self._raw.clear()
-        runs = [list(run) for _, run in groupby(range(len(raw)), key=lambda i: raw[i][1])]
-        gate = self._gate if len(runs) == 1 else None
-        if len(runs) > 1:
+        gate = self._gate if len(parts) == 1 else None
+        if len(parts) > 1:
             self._join = self._ctx.op("join")
         if self._gate and not gate:
             act_and_mul = self._ctx.op("act_and_mul", kind=self._gate, size=sum(self._sizes) // 2)
             self._activate = lambda y: act_and_mul(y, self._gate)
         place = 0
-        for members in runs:
-            scheme = raw[members[0]][1]
-            weights = [raw[i][0] for i in members]
-            rows = sum(self._sizes[i] for i in members)
-            bias = None if self._bias is None else self._bias[place : place + rows]
-            place += rows
-            weight = weights[0] if len(weights) == 1 else torch.cat(weights)
-            self._parts.append(
-                (*pack(self._ctx, weight, scheme, (rows, self._in_features), bias is not None, gate), bias)
-            )
+        for part in parts:
+            weight = joined(part)
+            bias = None if self._bias is None else self._bias[place : place + weight.num_rows]
+            place += weight.num_rows
+            self._parts.append((*pack(self._ctx, weight, bias is not None, gate), bias))
 
 
 class RowLinear(Linear):
@@ -181,48 +168,17 @@ class RowLinear(Linear):
         return self._all_reduce(kernel.apply(x, packed, bias if self._adds_bias else None))
 
 
-def receive(
-    ctx: BuildContext, tensor: CheckpointTensor, pieces: Sequence[Tensor], *, name: str
-) -> tuple[Tensor, QuantScheme | None]:
-    """The pieces, stacked, as an own copy on the device (the file may be closed), and their quantization scheme.
-
-    Plain weights take the model's dtype; so do quantized ones if the context asks for it.
-    """
-    scheme = tensor.scheme or ctx.scheme_of(name)
-    raw = pieces[0] if len(pieces) == 1 else torch.cat(tuple(pieces))
-    if scheme is not None and ctx.dequantize:
-        raw, scheme = plain(raw, scheme, ctx.dtype), None
-    dtype = ctx.dtype if is_plain(scheme) else raw.dtype
-    return raw.to(device=ctx.torch_device, dtype=dtype, copy=True), scheme
-
-
-def plain(raw: Tensor, scheme: QuantScheme | None, dtype: torch.dtype) -> Tensor:
-    """A weight [N, K] in `dtype`, dequantized if it is packed."""
-    if scheme is None:
-        return raw.to(dtype)
-    from octavo.quant.schemes import dequantize_weight
-
-    return dequantize_weight({"weight": raw}, scheme, dtype)
-
-
-def pack(
-    ctx: BuildContext,
-    weight: Tensor,
-    scheme: QuantScheme | None,
-    shape: tuple[int, int],
-    bias: bool,
-    gate: str | None = None,
-) -> tuple[Any, Any]:
-    """Hand a weight of logical `shape` [N, K] to the best kernel: (the kernel, what its prepare made)."""
+def pack(ctx: BuildContext, weight: Weight, bias: bool, gate: str | None = None) -> tuple[Any, Any]:
+    """Hand a weight to the best kernel: (the kernel, what its prepare made)."""
     spec = LinearSpec(
-        in_features=shape[1],
-        out_features=shape[0],
+        in_features=weight.num_columns,
+        out_features=weight.num_rows,
         act_dtype=dtype_name(ctx.dtype),
         out_dtype=dtype_name(ctx.dtype),
-        scheme=scheme,
+        scheme=weight.scheme,
         bias=bias,
         max_tokens=ctx.limits.max_num_tokens,
         gate=gate,
     )
     kernel = ctx.kernels.linear_kernel(spec, ctx.device)
-    return kernel, kernel.prepare({"weight": weight}, spec, ctx.device)
+    return kernel, kernel.prepare(weight.tensors, spec, ctx.device)

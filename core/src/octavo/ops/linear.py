@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from octavo.plugin import YES, Device, LinearSpec, Support
+from octavo.plugin.torch import dequantize_weight
 from octavo.quant.online import round_rows
-from octavo.quant.schemes import dequantize_weight
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,14 +37,14 @@ class ReferenceLinear:
         return YES
 
     def prepare(self, weights: Mapping[str, torch.Tensor], spec: LinearSpec, device: Device) -> DenseWeight:
-        """weights: the canonical tensors of `spec.scheme`; for None "weight" [N, K]. No copy is made where none is
-        needed, so the caller gives them away. Raises UnsupportedModelError for a packing that core cannot decode."""
+        """weights: the tensors of `spec.scheme`; for None "weight" [N, K]. No copy is made where none is needed, so the
+        caller gives them away. Raises UnsupportedModelError for a scheme without `dequantize`."""
         dtype = getattr(torch, spec.act_dtype)
         if spec.scheme is None:
             weight = weights["weight"].to(dtype)
         else:
             weight = dequantize_weight(weights, spec.scheme, dtype)
-        assert weight.shape == (spec.out_features, spec.in_features), f"{spec.name}: {tuple(weight.shape)}"
+        assert weight.shape == (spec.out_features, spec.in_features), f"{tuple(weight.shape)} for {spec}"
         return DenseWeight(
             weight=weight.to(device.torch_device).contiguous(),
             out_dtype=getattr(torch, spec.out_dtype),

@@ -12,6 +12,7 @@ from octavo.ops.activation import ACTIVATIONS, act_and_mul
 from octavo.plugin.contracts import Device
 from octavo.plugin.data import YES, Support, no
 from octavo.plugin.specs import MoESpec, QuantScheme
+from octavo.plugin.torch import dequantize_weight
 
 Tensor = torch.Tensor
 
@@ -28,9 +29,9 @@ class ReferenceMoE:
         return YES
 
     def prepare(self, weights: Mapping[str, Tensor], spec: MoESpec, device: Device) -> tuple[Tensor, Tensor, str]:
-        """weights: "gate_up" [E, 2I, K] and "down" [E, K, I], or their packed rows if the spec has a scheme."""
+        """weights: see `MoEKernel`."""
         dtype = getattr(torch, spec.act_dtype)
-        gate_up, down = (_plain(weights[name], spec.scheme, dtype) for name in ("gate_up", "down"))
+        gate_up, down = (_plain(weights, name, spec.scheme, dtype) for name in ("gate_up", "down"))
         return gate_up.to(device.torch_device), down.to(device.torch_device), spec.activation
 
     def apply(
@@ -57,9 +58,10 @@ class ReferenceMoE:
         return out.to(x.dtype)
 
 
-def _plain(weight: Tensor, scheme: QuantScheme | None, dtype: torch.dtype) -> Tensor:
+def _plain(weights: Mapping[str, Tensor], name: str, scheme: QuantScheme | None, dtype: torch.dtype) -> Tensor:
+    """The matrices of all experts, [E, rows, columns]."""
     if scheme is None:
-        return weight.to(dtype)
-    from octavo.quant.schemes import dequantize_weight
-
-    return dequantize_weight({"weight": weight.flatten(0, 1)}, scheme, dtype).view(*weight.shape[:2], -1)
+        return weights[name].to(dtype)
+    stacked = {key.removeprefix(f"{name}."): t for key, t in weights.items() if key.startswith(f"{name}.")}
+    experts = range(len(next(iter(stacked.values()))))
+    return torch.stack([dequantize_weight({key: t[e] for key, t in stacked.items()}, scheme, dtype) for e in experts])

@@ -24,7 +24,6 @@ from octavo.plugin.contracts import (
     ModelExecutor,
     MoEKernel,
     Packed,
-    QuantFormat,
     Stream,
     WorkerView,
     always,
@@ -49,6 +48,7 @@ from octavo.plugin.data import (
     no,
 )
 from octavo.plugin.hookspecs import hookimpl
+from octavo.plugin.quant import Along, MatrixSpec, QuantFormat, QuantLayer, QuantTensor, plain_weight
 from octavo.plugin.specs import (
     AttentionSpec,
     BatchLimits,
@@ -70,6 +70,7 @@ __all__ = [
     "PLUGIN_API",
     "YES",
     "Admit",
+    "Along",
     "AttentionBackend",
     "AttentionSpec",
     "AttnBatch",
@@ -103,6 +104,7 @@ __all__ = [
     "MoESpec",
     "MaskingExecutor",
     "Masks",
+    "MatrixSpec",
     "ModelExecutor",
     "MultipleOf",
     "OpContext",
@@ -112,7 +114,9 @@ __all__ = [
     "PlatformInfo",
     "Probe",
     "QuantFormat",
+    "QuantLayer",
     "QuantScheme",
+    "QuantTensor",
     "ScheduleLimits",
     "StepResult",
     "Stream",
@@ -125,6 +129,7 @@ __all__ = [
     "start_step",
     "hookimpl",
     "no",
+    "plain_weight",
 ]
 
 

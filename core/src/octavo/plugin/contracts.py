@@ -17,7 +17,6 @@ from octavo.plugin.specs import (
     LinearSpec,
     MoESpec,
     OpContext,
-    QuantScheme,
 )
 from octavo.plugin.step import Admit, Batch, KVGroup, Masks, StepResult
 
@@ -153,7 +152,8 @@ def start_step(backend: AttentionBackend, plan: AttnPlan) -> None:
 
 
 class LinearKernel(Protocol):
-    """A matrix multiplication. `prepare` takes the checkpoint's canonical tensors ("weight" [N, K] for a plain one).
+    """A matrix multiplication. `prepare` takes the checkpoint's tensors by suffix: "weight" [N, K] of a plain one, else
+    those that the `QuantFormat` of the spec's scheme names, cut to this rank's share.
 
     A kernel that multiplies in fp8 may have an attribute `scaled_rows_from`: from that many tokens on its `apply` also
     takes x as `octavo.plugin.torch.ScaledRows`, which the norm before it then makes (op `add_rms_norm_fp8`), and its
@@ -175,7 +175,8 @@ class LinearKernel(Protocol):
 
 
 class MoEKernel(Protocol):
-    """Routed experts."""
+    """Routed experts. `prepare` takes "gate_up" [E, 2I, K] and "down" [E, K, I]; of quantized ones every tensor as
+    "gate_up.SUFFIX" and "down.SUFFIX", those of all experts stacked: [E, ...]."""
 
     name: ClassVar[str]
 
@@ -185,22 +186,6 @@ class MoEKernel(Protocol):
     def apply(
         self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, w: Packed, expert_map: Tensor | None
     ) -> Tensor: ...
-
-
-class QuantFormat(Protocol):
-    """Reads a checkpoint's quantization config and says, per weight, which scheme it has."""
-
-    name: ClassVar[str]
-
-    @classmethod
-    def detect(cls, config: Mapping[str, Any]) -> bool:
-        """True if `config` (a model's `quantization_config`) is of this format."""
-        ...
-
-    def __init__(self, config: Mapping[str, Any]) -> None: ...
-    def scheme(self, layer: str) -> QuantScheme | None:
-        """The scheme of the linear layer with that checkpoint name; None if it is not quantized."""
-        ...
 
 
 def always(context: OpContext) -> Support:
@@ -388,7 +373,6 @@ __all__ = [
     "MaskingExecutor",
     "ModelExecutor",
     "Packed",
-    "QuantFormat",
     "Stream",
     "WorkerView",
     "always",

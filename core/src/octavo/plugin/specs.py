@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
     from octavo.plugin.contracts import Device
 
@@ -20,12 +21,17 @@ NumFormat = str
 
 @dataclass(frozen=True, kw_only=True)
 class QuantScheme:
-    """The format of a quantized weight: owned by core, matched by kernels.
+    """What a quantized weight is: made by a `QuantFormat`, matched by kernels.
 
     weight / act: number formats; act None means that activations stay in the model dtype.
     group: (rows, columns) of one scale for granularity "group" and "block".
-    packing: how codes lie in memory: "none", "gguf:Q4_1", "gptq", "awq", ... . For "gguf:*" the single canonical
-        tensor is "weight", uint8 [N, bytes of one row], exactly as in the file.
+    packing: how codes lie in memory, the format's name and whatever else decides it: "gguf:Q4_1", "acme_groups:128".
+        Weights of equal schemes can be joined. For "gguf:*" the single tensor is "weight", uint8 [N, bytes of one row],
+        exactly as in the file.
+    dequantize: (tensors by suffix, this scheme, dtype) -> W [N, K] in that dtype, on the device of the tensors: the
+        reference. With it every platform serves the format; without it only those with a kernel of their own.
+    int4_groups: (tensors by suffix, this scheme) -> what `octavo.plugin.torch.int4_groups` gives, for weights that are
+        4-bit codes: every platform's 4-bit kernel then serves the format. None: they are not.
     """
 
     weight: NumFormat
@@ -35,6 +41,12 @@ class QuantScheme:
     symmetric: bool = True
     dynamic_act: bool = False
     packing: str = "none"
+    dequantize: Callable[[Mapping[str, Tensor], QuantScheme, torch.dtype], Tensor] | None = field(
+        default=None, repr=False
+    )
+    int4_groups: Callable[[Mapping[str, Tensor], QuantScheme], tuple[Tensor, Tensor, Tensor]] | None = field(
+        default=None, repr=False
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +67,6 @@ class LinearSpec:
     scheme: QuantScheme | None = None
     bias: bool = False
     max_tokens: int = 0
-    name: str = ""
     gate: str | None = None
 
 
@@ -82,7 +93,7 @@ class AttentionSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class MoESpec:
-    """A routed expert MLP. Weights come as gate_up [E, 2I, K] and down [E, K, I]."""
+    """A routed expert MLP, see `MoEKernel`."""
 
     num_experts: int
     top_k: int

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from octavo.errors import UnsupportedModelError
 from octavo.plugin.data import DeviceDesc, GroupSpec, MemInfo
 from octavo.plugin.specs import QuantScheme
 
@@ -210,19 +211,20 @@ def renamed(new: str, old: str) -> Callable[..., Any]:
 def dequantize_weight(weights: Mapping[str, torch.Tensor], scheme: QuantScheme, dtype: torch.dtype) -> torch.Tensor:
     """The plain weight [N, K] in `dtype` of a quantized one: for kernels that unpack at load what they cannot read.
 
-    weights: the canonical tensors of the scheme, as `LinearKernel.prepare` gets them. Raises UnsupportedModelError for
-    a packing that core cannot decode.
+    weights: the tensors of the scheme, as `LinearKernel.prepare` gets them. Raises UnsupportedModelError for a scheme
+    whose format says no way.
     """
-    from octavo.quant.schemes import dequantize_weight as dequantize
-
-    return dequantize(weights, scheme, dtype)
+    if scheme.dequantize is None:
+        raise UnsupportedModelError(
+            f"weights packed as {scheme.packing!r} can only be served by a kernel for them: their format has no "
+            "`dequantize`; use a platform that brings such a kernel"
+        )
+    return scheme.dequantize(weights, scheme, dtype)
 
 
 def has_int4_groups(scheme: QuantScheme | None) -> bool:
     """Whether `int4_groups` reads weights of this scheme."""
-    from octavo.quant.schemes import INT4_PACKINGS
-
-    return scheme is not None and scheme.packing in INT4_PACKINGS
+    return scheme is not None and scheme.int4_groups is not None
 
 
 def int4_groups(
@@ -234,9 +236,19 @@ def int4_groups(
     (codes uint8 [N, K] in 0..15, scale, offset float32 [N, K / 32]): W[n, k] is codes[n, k] * scale[n, k // 32] +
     offset[n, k // 32]. weights: as for `dequantize_weight`. Only for schemes that `has_int4_groups` says yes to.
     """
-    from octavo.quant.schemes import int4_groups as groups
+    assert scheme.int4_groups is not None, scheme
+    return scheme.int4_groups(weights, scheme)
 
-    return groups(weights, scheme)
+
+def core_scheme(packing: str) -> QuantScheme:
+    """The scheme of one of core's own packings, "gguf:Q4_0" or "online:int8": for the tests of kernels that take it.
+    Raises UnsupportedModelError for another."""
+    from octavo.quant import gguf_blocks, online
+
+    family, _, kind = packing.partition(":")
+    if family == online.FAMILY and kind in online.SCHEMES:
+        return online.SCHEMES[kind]
+    return gguf_blocks.scheme(kind if family == gguf_blocks.FAMILY else packing)
 
 
 class ScaledRows(NamedTuple):

@@ -1,55 +1,75 @@
-"""Which quantization format a safetensors checkpoint is in, by its `quantization_config`.
+"""Which quantization format a checkpoint is in, by its config.
 
 Every format is a `octavo.plugin.QuantFormat` registered by name and import path, ours as well as a plugin's, and is
-imported when a checkpoint of its name comes. GGUF is not among them: its tensors carry their own scheme.
+imported when a quantized checkpoint comes.
 """
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from octavo.errors import ConfigError, UnsupportedModelError
-from octavo.plugin.contracts import QuantFormat
+from octavo.extensions import resolve
+from octavo.plugin.quant import MatrixSpec, QuantLayer
+from octavo.quant import online
 
-BUILT_IN: dict[str, str] = {}
-"""Format name -> "package.module:Class" of the formats that core brings."""
+Layers = Callable[[MatrixSpec], QuantLayer | None]
+"""How the checkpoint keeps a matrix; None: plainly."""
 
 
-@dataclass
-class QuantFormats:
-    """The known formats. `add` is what `ExtensionRegistry.quant_format` ends in."""
+def plainly(spec: MatrixSpec) -> QuantLayer | None:
+    """The layers of an unquantized checkpoint."""
+    return None
 
-    targets: dict[str, str] = field(default_factory=lambda: dict(BUILT_IN))
 
-    def add(self, name: str, target: str) -> None:
-        """Register format `name`, implemented at "package.module:Class". Raises ConfigError for a taken name."""
-        module, colon, cls = target.partition(":")
-        if not (module and colon and cls):
-            raise ConfigError(f"quantization format {name!r}: {target!r} must look like 'package.module:Class'")
-        if self.targets.get(name, target) != target:
-            raise ConfigError(f"quantization format {name!r} is already registered as {self.targets[name]}")
-        self.targets[name] = target
+def layers_of(targets: Mapping[str, str], config: Mapping[str, Any] | None, asked: str | None = None) -> Layers:
+    """How the checkpoint with this quantization config (None: unquantized) keeps its matrices.
 
-    def open(self, config: Mapping[str, Any] | None) -> QuantFormat | None:
-        """The format of a checkpoint with this quantization config; None for an unquantized one.
+    targets: the registered formats, name -> "module:Class". asked: `--quantization`, None and "none" being no wish.
+    Raises UnsupportedModelError naming the method if nothing registered detects it, or the format and its reason if it
+    cannot serve the config; ConfigError for a wish that cannot be met.
+    """
+    if asked not in (None, "none"):
+        if config:
+            raise ConfigError(f"--quantization {asked}: the checkpoint is quantized already; leave the option out")
+        config = {"quant_method": online.FAMILY, "method": asked}
+    if not config:
+        return plainly
+    for name, target in targets.items():
+        cls = resolve(target)
+        if not hasattr(cls, "layer"):
+            raise UnsupportedModelError(
+                f"quantization format {name!r} ({target}) has no method `layer`: it was written for an older plugin "
+                "API; install a newer release of its package"
+            )
+        if cls.detect(config):
+            return _named(name, cls, config)
+    if asked is not None and asked != "none":
+        known = ", ".join(["none (dequantize while loading)", *online.SCHEMES])
+        raise ConfigError(f"--quantization {asked}: not known; known: {known}")
+    raise UnsupportedModelError(
+        f"quantization method {method_of(config)!r} is not supported (known: {', '.join(sorted(targets))}). "
+        f"Use an unquantized or GGUF version of the model, or install a plugin that registers the format"
+    )
 
-        Raises UnsupportedModelError naming the method if nothing registered detects it.
-        """
-        if not config:
-            return None
-        for target in self.targets.values():
-            module, _, name = target.partition(":")
-            cls: type[QuantFormat] = getattr(importlib.import_module(module), name)
-            if cls.detect(config):
-                return cls(config)
-        known = ", ".join(sorted(self.targets)) or "none for safetensors; GGUF files carry their own"
-        raise UnsupportedModelError(
-            f"quantization method {method_of(config)!r} is not supported (known: {known}). "
-            f"Use an unquantized or GGUF version of the model, or install a plugin that registers the format"
-        )
+
+def _named(name: str, cls: Any, config: Mapping[str, Any]) -> Layers:
+    """The format's `layer`, whose errors name it."""
+
+    def call(function: Callable[..., Any], *arguments: Any, what: str) -> Any:
+        try:
+            return function(*arguments)
+        except (ValueError, KeyError, TypeError) as error:
+            raise UnsupportedModelError(f"quantization format {name!r}: {what}: {error!r}") from error
+
+    opened = call(cls, config, what="this checkpoint's config")
+
+    def layer(spec: MatrixSpec) -> QuantLayer | None:
+        found: QuantLayer | None = call(opened.layer, spec, what=spec.name)
+        return found
+
+    return layer
 
 
 def method_of(config: Mapping[str, Any]) -> str:

@@ -7,15 +7,19 @@ the others by the `gguf` package on the CPU, some rows at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any, ClassVar
 
 import gguf
 import numpy as np
 import torch
 
 from octavo.errors import UnsupportedModelError
+from octavo.plugin.quant import Along, MatrixSpec, QuantLayer, QuantTensor
 from octavo.plugin.specs import QuantScheme
+
+FAMILY = "gguf"
 
 FORMATS: dict[str, tuple[str, bool]] = {
     "Q4_0": ("int4", True),
@@ -64,8 +68,49 @@ def scheme(qtype: str) -> QuantScheme:
         granularity="group",
         group=(1, block_size(qtype)[0]),
         symmetric=symmetric,
-        packing=f"gguf:{qtype}",
+        packing=f"{FAMILY}:{qtype}",
+        dequantize=_dequantize,
+        int4_groups=_int4_groups if qtype in FOUR_BIT else None,
     )
+
+
+class GGUFBlocks:
+    """Implements `octavo.plugin.QuantFormat` for the block types that a GGUF file's header names."""
+
+    name: ClassVar[str] = FAMILY
+
+    @classmethod
+    def detect(cls, config: Mapping[str, Any]) -> bool:
+        return config.get("quant_method") == FAMILY
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        """config["types"]: checkpoint name of a matrix -> block type; matrices that it lacks are plain."""
+        self._types: Mapping[str, str] = config["types"]
+
+    def layer(self, spec: MatrixSpec) -> QuantLayer | None:
+        if (qtype := self._types.get(spec.name)) is None:
+            return None
+        columns, size = block_size(qtype)
+        tensor = QuantTensor(
+            shape=(spec.out_features, -(-spec.in_features // columns) * size),
+            dtype="uint8",
+            rows=Along(dim=0),
+            columns=Along(dim=1, features=columns, entries=size),
+        )
+        return QuantLayer(scheme=scheme(qtype), tensors={"weight": tensor})
+
+
+def qtype_of(scheme: QuantScheme) -> str:
+    """The block type of one of our schemes."""
+    return scheme.packing.removeprefix(f"{FAMILY}:")
+
+
+def _dequantize(weights: Mapping[str, torch.Tensor], scheme: QuantScheme, dtype: torch.dtype) -> torch.Tensor:
+    return dequantize(weights["weight"], qtype_of(scheme), dtype)
+
+
+def _int4_groups(weights: Mapping[str, torch.Tensor], scheme: QuantScheme) -> Groups:
+    return four_bit(weights["weight"], qtype_of(scheme))
 
 
 def dequantize(packed: torch.Tensor, qtype: str, dtype: torch.dtype) -> torch.Tensor:
@@ -73,7 +118,7 @@ def dequantize(packed: torch.Tensor, qtype: str, dtype: torch.dtype) -> torch.Te
 
     Values are computed in float32 exactly as the `gguf` package does, then rounded once.
     """
-    columns, size = block_size(scheme(qtype).packing.removeprefix("gguf:"))
+    columns, size = block_size(qtype_of(scheme(qtype)))
     *outer, row_bytes = packed.shape
     assert packed.dtype == torch.uint8, packed.dtype
     assert row_bytes % size == 0, f"rows of {row_bytes} bytes are not whole {qtype} blocks"

@@ -8,35 +8,16 @@ that of the format, the memory and the speed are not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 
 from octavo.errors import UnsupportedModelError
+from octavo.plugin.quant import MatrixSpec, QuantLayer, plain_weight
 from octavo.plugin.specs import QuantScheme
 
 FAMILY = "online"
-
-SCHEMES: Mapping[str, QuantScheme] = {
-    "fp8": QuantScheme(
-        weight="fp8_e4m3", act="fp8_e4m3", granularity="channel", dynamic_act=True, packing=f"{FAMILY}:fp8"
-    ),
-    "int8": QuantScheme(weight="int8", act="int8", granularity="channel", dynamic_act=True, packing=f"{FAMILY}:int8"),
-    "int8_per_channel_weight_only": QuantScheme(
-        weight="int8", granularity="channel", packing=f"{FAMILY}:int8_per_channel_weight_only"
-    ),
-    "int4": QuantScheme(weight="int4", group=(1, 32), symmetric=False, packing=f"{FAMILY}:int4"),
-}
-"""What `--quantization` may ask of a plain checkpoint."""
-
-KEPT = ("lm_head", "embed_tokens")
-"""Modules that stay plain: rounding the vocabulary's ends costs more quality than it saves time."""
-
-
-def scheme_of(method: str) -> Callable[[str], QuantScheme | None]:
-    """The scheme of every linear layer, by checkpoint name."""
-    scheme = SCHEMES[method]
-    return lambda name: None if name.endswith(KEPT) else scheme
 
 
 def is_plain(scheme: QuantScheme | None) -> bool:
@@ -91,3 +72,41 @@ def decode(weights: Mapping[str, torch.Tensor], scheme: QuantScheme, dtype: torc
         codes, scale, offset = quantize_groups(weights["weight"])
         return (codes.view(*scale.shape, GROUP).float() * scale[..., None] + offset[..., None]).flatten(1).to(dtype)
     return round_rows(weights["weight"], scheme.weight).to(dtype)
+
+
+def _int4_groups(
+    weights: Mapping[str, torch.Tensor], scheme: QuantScheme
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return quantize_groups(weights["weight"])
+
+
+def _scheme(method: str, **fields: Any) -> QuantScheme:
+    return QuantScheme(packing=f"{FAMILY}:{method}", dequantize=decode, **fields)
+
+
+SCHEMES: Mapping[str, QuantScheme] = {
+    "fp8": _scheme("fp8", weight="fp8_e4m3", act="fp8_e4m3", granularity="channel", dynamic_act=True),
+    "int8": _scheme("int8", weight="int8", act="int8", granularity="channel", dynamic_act=True),
+    "int8_per_channel_weight_only": _scheme("int8_per_channel_weight_only", weight="int8", granularity="channel"),
+    "int4": _scheme("int4", weight="int4", group=(1, 32), symmetric=False, int4_groups=_int4_groups),
+}
+"""What `--quantization` may ask of a plain checkpoint."""
+
+
+class Online:
+    """Implements `octavo.plugin.QuantFormat` for `SCHEMES`. The vocabulary's ends stay plain: rounding them costs more
+    quality than it saves time."""
+
+    name: ClassVar[str] = FAMILY
+
+    @classmethod
+    def detect(cls, config: Mapping[str, Any]) -> bool:
+        return config.get("quant_method") == FAMILY and config.get("method") in SCHEMES
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._scheme = SCHEMES[config["method"]]
+
+    def layer(self, spec: MatrixSpec) -> QuantLayer | None:
+        if spec.kind != "linear":
+            return None
+        return QuantLayer(scheme=self._scheme, tensors={"weight": plain_weight(spec)})

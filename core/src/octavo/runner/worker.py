@@ -21,10 +21,10 @@ from octavo.parallel.communicator import SingleRank, least, open_channels
 from octavo.parallel.ranks import Alone, Peers
 from octavo.plugin.contracts import BatchKey, Communicator, Device, GraphRunner, KVView, ModelExecutor
 from octavo.plugin.data import GroupSpec, PlatformCaps
-from octavo.plugin.specs import BatchLimits, KVLayout, KVPlan, QuantScheme
+from octavo.plugin.specs import BatchLimits, KVLayout, KVPlan
 from octavo.plugin.step import Admit, Batch, BlockUpdate, KVGroup
 from octavo.plugin.torch import TorchCommunicator
-from octavo.quant import online
+from octavo.quant.formats import layers_of
 from octavo.runner.buckets import Shapes
 from octavo.runner.graphs import EagerRunner
 from octavo.runner.kvcache import NULL_BLOCKS, GroupNeed, allocate, divide, measure_recorded, measure_step
@@ -106,7 +106,7 @@ def build_worker(
         limits=limits,
         kernels=kernels,
         comm=make_communicator(config, platform, device, peers),
-        scheme_of=scheme_source(config, source, extensions),
+        quant=layers_of(extensions.quant_formats, source.quant_config, model_config.quantization),
         dequantize=config.model.quantization == "none",
     )
     with device.inference():
@@ -347,22 +347,6 @@ def kv_layout(ctx: BuildContext, platform: ActivePlatform, group: int) -> KVLayo
     spec = ctx.attention.kv_specs[group]
     backend = ctx.attention.backends[ctx.attention.kv_of_spec.index(group)]
     return backend.kv_layout(spec) or platform.kv_layout(spec, ctx.device)
-
-
-def scheme_source(
-    config: EngineConfig, source: ModelSource, extensions: Extensions
-) -> Callable[[str], QuantScheme | None]:
-    """Which quantization each weight has, by checkpoint name. GGUF tensors say it themselves."""
-    asked = config.model.quantization
-    if asked is not None and asked in online.SCHEMES:
-        if source.kind == "gguf" or source.quant_config:
-            raise ConfigError(f"--quantization {asked}: {source.path} is quantized already; leave the option out")
-        return online.scheme_of(asked)
-    if asked not in (None, "none"):
-        known = ", ".join(["none (dequantize while loading)", *online.SCHEMES])
-        raise ConfigError(f"--quantization {asked}: not known; known: {known}")
-    quant_format = extensions.quant_formats.open(source.quant_config)
-    return quant_format.scheme if quant_format is not None else lambda name: None
 
 
 def model_class(source: ModelSource, extensions: Extensions) -> Callable[[Any, BuildContext], Any]:

@@ -42,7 +42,7 @@ def open_tensors(path: Path | str) -> list[MappedTensor]:
     """All weights of the file (or of all parts of a split one), not yet read, in file order.
 
     A name without a Hugging Face counterpart is kept as it is, for the loader to report.
-    Raises CheckpointError, or UnsupportedModelError for an unknown architecture or block type.
+    Raises CheckpointError, or UnsupportedModelError for an unknown architecture.
     """
     header = read_header(path)
     arch = ARCHITECTURES[architecture_of(header)]
@@ -51,23 +51,32 @@ def open_tensors(path: Path | str) -> list[MappedTensor]:
     return [_tensor(info, arch, header, files[info.path]) for info in infos]
 
 
+def block_types(header: GGUFHeader) -> dict[str, str]:
+    """Hugging Face name of each quantized matrix, without ".weight" -> its block type. Raises UnsupportedModelError,
+    naming file and tensor, for a type without a decoder."""
+    arch, found = ARCHITECTURES[architecture_of(header)], {}
+    for info in header.tensors:
+        if info.qtype not in PLAIN:
+            try:
+                gguf_blocks.scheme(info.qtype)
+            except UnsupportedModelError as error:
+                raise UnsupportedModelError(f"{info.path}: tensor {info.name}: {error}") from None
+            found[hugging_face_name(info.name, arch).removesuffix(".weight")] = info.qtype
+    return found
+
+
 def _tensor(info: TensorInfo, arch: Architecture, header: GGUFHeader, file: np.ndarray) -> MappedTensor:
-    plain = info.qtype in PLAIN
-    try:
-        scheme = None if plain else gguf_blocks.scheme(info.qtype)
-    except UnsupportedModelError as error:
-        raise UnsupportedModelError(f"{info.path}: tensor {info.name}: {error}") from None
-    dtype = PLAIN[info.qtype] if plain else torch.uint8
+    shape = info.shape
+    if info.qtype not in PLAIN:
+        columns, size = gguf_blocks.block_size(info.qtype)
+        shape = (*shape[:-1], shape[-1] // columns * size)
     return MappedTensor(
         name=hugging_face_name(info.name, arch),
-        shape=info.shape,
-        dtype=dtype,
+        shape=shape,
+        dtype=PLAIN.get(info.qtype, torch.uint8),
         source=str(info.path),
         data=file[info.start : info.start + info.size],
-        stored=dtype,
         position=info.start,
-        scheme=scheme,
-        block=(1, 1) if plain else gguf_blocks.block_size(info.qtype),
         row_order=_row_order(info, arch, header),
         offset=-1.0 if arch.norms_plus_one and info.name.endswith("norm.weight") else 0.0,
     )

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import torch
 
 from octavo.errors import CheckpointError
-from octavo.plugin.specs import QuantScheme
 from octavo.weights.mapped import MappedTensor, forget
 from octavo.weights.slots import CheckpointTensor, Slot, WeightTable
 from octavo.weights.source import ModelSource
@@ -99,19 +98,23 @@ class Noise:
         self._drawn = (torch.randn(self.PERIOD, generator=generator) * 0.02).to(dtype)
         self._repeated = self._drawn
 
-    def view(self, first: int, size: int) -> torch.Tensor:
-        """[size] numbers from place `first` on, not to be written."""
-        if first + size > len(self._repeated):
-            self._repeated = self._drawn.repeat(-(-(first + size) // self.PERIOD))
-        return self._repeated[first : first + size]
+    def view(self, first: int, size: int, dtype: torch.dtype) -> torch.Tensor:
+        """[size] numbers from place `first` on, not to be written. Whole numbers are the bytes of the floats."""
+        count = size if dtype.is_floating_point else -(-size * dtype.itemsize // self._drawn.itemsize)
+        if first + count > len(self._repeated):
+            self._repeated = self._drawn.repeat(-(-(first + count) // self.PERIOD))
+        drawn = self._repeated[first : first + count]
+        if dtype.is_floating_point:
+            return drawn.to(dtype)
+        return drawn.clone().view(torch.uint8)[: size * dtype.itemsize].view(dtype)
 
 
 @dataclass(kw_only=True)
 class DummyTensor:
     """Random weights of a given shape, equal for equal names: measures a model without its checkpoint.
 
-    Vectors are near 1 (they are nearly all norm weights), the rest is normal with the usual standard deviation 0.02,
-    so that activations neither vanish nor overflow.
+    Vectors of weights are near 1 (they are nearly all norm weights), other floats are normal with the usual standard
+    deviation 0.02, so that activations neither vanish nor overflow; whole numbers, which are codes, are any.
     """
 
     name: str
@@ -119,14 +122,15 @@ class DummyTensor:
     dtype: torch.dtype
     noise: Noise
     source: str = "load_format=dummy"
-    scheme: QuantScheme | None = None
 
     def read(self, *, dim: int = 0, start: int = 0, length: int | None = None) -> torch.Tensor:
         """A slice of the tensor; slices agree with the whole. Memory of the noise where possible."""
         first = zlib.crc32(self.name.encode()) % Noise.PERIOD
-        whole = self.noise.view(first, math.prod(self.shape)).view(self.shape)
-        if len(self.shape) == 1 and not self.name.endswith("bias"):
+        whole = self.noise.view(first, math.prod(self.shape), self.dtype).view(self.shape)
+        if len(self.shape) == 1 and self.name.endswith(".weight"):
             whole = whole + 1.0
+        if not self.shape:
+            return whole
         length = self.shape[dim] - start if length is None else length
         return whole.narrow(dim, start, length)
 
@@ -134,4 +138,7 @@ class DummyTensor:
 def dummy_tensors(table: WeightTable, dtype: torch.dtype) -> list[CheckpointTensor]:
     """One random tensor per slot."""
     noise = Noise(dtype)
-    return [DummyTensor(name=name, shape=slot.shape, dtype=dtype, noise=noise) for name, slot in table.slots.items()]
+    return [
+        DummyTensor(name=name, shape=slot.shape, dtype=slot.dtype or dtype, noise=noise)
+        for name, slot in table.slots.items()
+    ]

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 
 from octavo.errors import CheckpointError
-from octavo.plugin.specs import QuantScheme
 
 MAP_NORESERVE = 0x4000
 """Linux: claim no memory for copies of pages that nobody will write; else a file beyond RAM could not be mapped.
@@ -54,8 +53,7 @@ def forget(data: np.ndarray) -> None:
 class MappedTensor:
     """A `CheckpointTensor` over the bytes of a mapped file.
 
-    data: uint8, all bytes of the tensor. stored: dtype of the elements in the file (uint8 for packed rows).
-    position: of the first byte in the file. block: (elements, bytes) of the smallest piece of a row; (1, 1) if plain.
+    data: uint8, all bytes of the tensor. dtype: of its elements in the file. position: of the first byte in the file.
     row_order: int64 [shape[0]]; logical row i is stored row row_order[i]. offset: is added to every element.
     """
 
@@ -64,10 +62,7 @@ class MappedTensor:
     dtype: torch.dtype
     source: str
     data: np.ndarray
-    stored: torch.dtype
     position: int
-    scheme: QuantScheme | None = None
-    block: tuple[int, int] = (1, 1)
     row_order: torch.Tensor | None = None
     offset: float = 0.0
 
@@ -82,26 +77,12 @@ class MappedTensor:
         if dim == 0 and self.row_order is not None:
             tensor = tensor[self.row_order[start : start + length]]
         else:
-            tensor = tensor.narrow(dim, *self._in_file(dim, start, length))
+            tensor = tensor.narrow(dim, start, length)
             tensor = tensor if self.row_order is None else tensor[self.row_order]
         return tensor if self.offset == 0.0 else (tensor.float() + self.offset).to(self.dtype)
 
-    def _in_file(self, dim: int, start: int, length: int) -> tuple[int, int]:
-        elements, size = self.block
-        if dim != len(self.shape) - 1 or self.block == (1, 1):
-            return start, length
-        if start % elements or length % elements:
-            raise CheckpointError(
-                f"{self.name} cannot be cut at column {start if start % elements else start + length}: its packed "
-                f"blocks hold {elements} columns; use fewer ranks or an unpacked checkpoint",
-                path=self.source,
-            )
-        return start // elements * size, length // elements * size
-
     def _whole(self) -> torch.Tensor:
-        elements, size = self.block
-        shape = self.shape if self.block == (1, 1) else (*self.shape[:-1], self.shape[-1] // elements * size)
         data = self.data
-        if data.size and data.ctypes.data % self.stored.itemsize:
+        if data.size and data.ctypes.data % self.dtype.itemsize:
             data = data.copy()  # torch may assume aligned elements; only odd files need this
-        return torch.from_numpy(data).view(self.stored).reshape(shape)
+        return torch.from_numpy(data).view(self.dtype).reshape(self.shape)

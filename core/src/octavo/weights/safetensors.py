@@ -141,7 +141,6 @@ def read_file(path: Path) -> list[MappedTensor]:
             dtype=dtype,
             source=str(path),
             data=data[data_start + start : data_start + end],
-            stored=dtype,
             position=data_start + start,
         )
         for name, shape, dtype, start, end in entries

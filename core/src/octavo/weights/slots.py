@@ -13,27 +13,22 @@ from typing import Protocol
 
 import torch
 
-from octavo.plugin.specs import QuantScheme
-
 
 class CheckpointTensor(Protocol):
     """One tensor of a checkpoint, not yet read.
 
-    shape: logical, [out, in] for a linear weight, whatever the packing. dtype: of what `read` gives.
-    scheme: None for a plain tensor; else the quantized format, and `read` gives packed rows
-        (for "gguf:*": uint8 [rows, bytes of a row]).
+    shape, dtype: as it is stored; a matrix of GGUF blocks is uint8 [rows, bytes of a row].
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
-    scheme: QuantScheme | None
     source: str
     """The file it lies in, for messages."""
 
     def read(self, *, dim: int = 0, start: int = 0, length: int | None = None) -> torch.Tensor:
-        """The slice [start, start + length) along `dim` of the logical tensor, on the CPU. A view of mapped memory
-        where possible: copy before changing it. Raises CheckpointError if the format cannot be cut there."""
+        """The slice [start, start + length) along `dim`, on the CPU. A view of mapped memory where possible: copy
+        before changing it. A tensor without dimensions is given whole."""
         ...
 
 
@@ -41,13 +36,14 @@ class CheckpointTensor(Protocol):
 class Slot:
     """A place for one checkpoint tensor. `load` takes the tensor and keeps what it needs of it (its rank's slice).
 
-    shape: the whole logical shape expected in the checkpoint. optional: the checkpoint may lack it. Tied weights are
-    one slot, whose layer hands the tensor on.
+    shape: the whole shape expected in the checkpoint. optional: the checkpoint may lack it. Tied weights are one slot,
+    whose layer hands the tensor on. dtype: of what random weights are drawn in its place; None: the model's.
     """
 
     shape: tuple[int, ...]
     load: Callable[[CheckpointTensor], None]
     optional: bool = False
+    dtype: torch.dtype | None = None
 
 
 @dataclass

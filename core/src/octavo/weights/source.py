@@ -13,6 +13,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import PretrainedConfig
 
 from octavo.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
+from octavo.quant import gguf_blocks
 from octavo.weights import gguf, gguf_config, safetensors
 from octavo.weights.composite import text_part
 from octavo.weights.config_classes import OWN
@@ -32,7 +33,7 @@ class ModelSource:
     config: of the decoder (the text part of a composite model). generation_config: as in its file, {} without one.
     dtype: of the checkpoint's plain tensors; bfloat16 for quantized GGUF. tokenizer_source: where its tokenizer is.
     eos_token_ids: every id that config, generation config or GGUF metadata name as an end.
-    quant_config: the checkpoint's quantization config; None if unquantized, and for GGUF.
+    quant_config: the checkpoint's quantization config, as `octavo.plugin.QuantFormat` says; None if unquantized.
     composite: the checkpoint has more parts than the decoder; `tensors` gives the decoder's only.
     """
 
@@ -85,6 +86,8 @@ def _from_gguf(file: Path, *, dummy: bool) -> ModelSource:
         dtype = torch.float16 if "F16" in types else torch.float32
     else:
         dtype = torch.bfloat16
+    # Random blocks would have infinities for scales: without its weights a file is served as if it were plain.
+    blocks = {} if dummy else gguf.block_types(header)
     return ModelSource(
         path=file,
         kind="dummy" if dummy else "gguf",
@@ -93,6 +96,7 @@ def _from_gguf(file: Path, *, dummy: bool) -> ModelSource:
         dtype=dtype,
         tokenizer_source=file,
         eos_token_ids=gguf_config.eos_ids(header),
+        quant_config={"quant_method": gguf_blocks.FAMILY, "types": blocks} if blocks else None,
     )
 
 

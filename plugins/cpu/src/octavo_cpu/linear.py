@@ -125,7 +125,7 @@ class OneDnnLinear:
             weight = weights["weight"].to(dtype)
         else:
             weight = dequantize_weight(weights, spec.scheme, dtype)
-        assert weight.shape == (spec.out_features, spec.in_features), f"{spec.name}: {tuple(weight.shape)}"
+        assert weight.shape == (spec.out_features, spec.in_features), f"{tuple(weight.shape)} for {spec}"
         few = packed(weight) if packs(dtype) and dtype != torch.float32 else plain(weight)
         if dtype != torch.float32 and has_native(dtype, device):
             return Packed(EVERY, few, few)

@@ -146,7 +146,7 @@ def pack(rows: Tensor, kind: str, spec: LinearSpec, scales: Tensor | None = None
         expected = (torch.uint8, (spec.out_features, spec.in_features // columns * size))
     else:
         expected = (getattr(torch, kind), (spec.out_features, spec.in_features))
-    assert (rows.dtype, tuple(rows.shape)) == expected, f"{spec.name}: {rows.dtype} {tuple(rows.shape)}, not {expected}"
+    assert (rows.dtype, tuple(rows.shape)) == expected, f"{rows.dtype} {tuple(rows.shape)}, not {expected}"
     rows = rows.contiguous()
     packed = MEMORY.take(library.octavo_packed_bytes(*shape))
     library.octavo_pack(*shape, rows.data_ptr(), None if scales is None else scales.data_ptr(), packed.data_ptr())

@@ -32,7 +32,7 @@ def plain_weight(weights: Mapping[str, Tensor], spec: LinearSpec, device: Device
         weight = weights["weight"].to(dtype)
     else:
         weight = dequantize_weight(weights, spec.scheme, dtype)
-    assert weight.shape == (spec.out_features, spec.in_features), f"{spec.name}: {tuple(weight.shape)}"
+    assert weight.shape == (spec.out_features, spec.in_features), f"{tuple(weight.shape)} for {spec}"
     return weight.to(device.torch_device).contiguous()
 
 

@@ -156,8 +156,7 @@ def relative(found: Tensor, expected: Tensor) -> float:
 
 def sample(weight_format: str, dtype: torch.dtype) -> tuple[Tensor, Tensor | None, int, Tensor]:
     """(W, groups, K, plain W) of a small weight: rows that fill no block of threads, more columns than a wave takes."""
-    from octavo.plugin import QuantScheme
-    from octavo.plugin.torch import dequantize_weight
+    from octavo.plugin.torch import core_scheme, dequantize_weight
 
     numbers, num_out, num_in = torch.Generator().manual_seed(0), 37, 2816
     if weight_format in BLOCKS:
@@ -167,7 +166,7 @@ def sample(weight_format: str, dtype: torch.dtype) -> tuple[Tensor, Tensor | Non
         num_scales = 2 if weight_format == "Q4_K" else 1
         packed[..., : 2 * num_scales] = scales[..., :num_scales].contiguous().view(torch.uint8)
         packed = packed.flatten(1)
-        scheme = QuantScheme(weight="int", packing=f"gguf:{weight_format}")
+        scheme = core_scheme(f"gguf:{weight_format}")
         return packed, None, num_in, dequantize_weight({"weight": packed}, scheme, dtype)
     if weight_format == "Int4":
         from octavo.triton.int4 import pack

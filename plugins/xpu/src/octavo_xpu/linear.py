@@ -63,7 +63,7 @@ class OneDnnLinear:
             weight = weights["weight"].to(dtype)
         else:
             weight = dequantize_weight(weights, spec.scheme, dtype)
-        assert weight.shape == (spec.out_features, spec.in_features), f"{spec.name}: {tuple(weight.shape)}"
+        assert weight.shape == (spec.out_features, spec.in_features), f"{tuple(weight.shape)} for {spec}"
         return weight.to(device.torch_device).contiguous()
 
     def apply(self, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from octavo.plugin import QuantScheme
+from octavo.plugin.torch import dequantize_weight
 from octavo.quant import gguf_blocks, online
-from octavo.quant.schemes import dequantize_weight
 
 SCHEMES: dict[str, QuantScheme] = {
     scheme.packing: scheme for scheme in [*map(gguf_blocks.scheme, gguf_blocks.FORMATS), *online.SCHEMES.values()]
@@ -31,7 +31,7 @@ def quantized_weight(scheme: QuantScheme, rows: int, columns: int, *, seed: int,
     if online.is_plain(scheme):
         generator = torch.Generator().manual_seed(seed)
         return torch.randn(rows, columns, generator=generator).to(getattr(torch, dtype))
-    return gguf_rows(scheme.packing.removeprefix("gguf:"), rows, columns, seed).clone()
+    return gguf_rows(gguf_blocks.qtype_of(scheme), rows, columns, seed).clone()
 
 
 @lru_cache(maxsize=64)

@@ -36,8 +36,8 @@ def spec_of(dtype: str, top_k: int = 2, activation: str = "silu") -> MoESpec:
 
 
 def made(spec: MoESpec) -> tuple[Weights, Weights]:
-    """(canonical weights, the numbers they stand for): gate_up [E, 2 I, K] and down [E, K, I], small enough that what
-    comes out is of the size of what goes in."""
+    """(weights as `MoEKernel` says, the numbers they stand for): gate_up [E, 2 I, K] and down [E, K, I], small enough
+    that what comes out is of the size of what goes in."""
     packed, exact = {}, {}
     for seed, (name, rows, columns) in enumerate((("gate_up", 2 * INNER, HIDDEN), ("down", HIDDEN, INNER))):
         if spec.scheme is None:
@@ -48,7 +48,7 @@ def made(spec: MoESpec) -> tuple[Weights, Weights]:
         else:
             flat = quantized_weight(spec.scheme, EXPERTS * rows, columns, seed=seed, dtype=spec.act_dtype)
             flat = flat / 16 if flat.is_floating_point() else flat
-            packed[name] = flat.view(EXPERTS, rows, -1)
+            packed[f"{name}.weight"] = flat.view(EXPERTS, rows, -1)
             exact[name] = plain_numbers(flat, spec.scheme).view(EXPERTS, rows, columns)
     return packed, exact
 

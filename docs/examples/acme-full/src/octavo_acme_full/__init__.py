@@ -9,7 +9,6 @@ from octavo.plugin import (
     Communicator,
     Device,
     DeviceDesc,
-    ExtensionRegistry,
     GroupSpec,
     KernelRegistry,
     MemInfo,
@@ -70,8 +69,3 @@ def make_communicator(group: GroupSpec) -> Communicator:
     from octavo_acme_full.communicator import AcmeCommunicator
 
     return AcmeCommunicator(group)
-
-
-@hookimpl
-def register_extensions(registry: ExtensionRegistry) -> None:
-    registry.quant_format("acme_log8", "octavo_acme_full.quant:Log8")

@@ -1,11 +1,12 @@
-"""A quantization format of acme's own, "acme_log8": a sign and a logarithm in one byte.
+"""A quantization format of acme's own, "acme_groups": 4-bit codes, and a scale for every group of columns.
 
-    code = 128 * (w < 0) + step        step 0: zero; step s > 0: |w| = 2 ^ ((s - TOP) / octave_steps)
-    config.json: "quantization_config": {"quant_method": "acme_log8", "octave_steps": 8,
-                                         "skip": ["lm_head", "model.embed_tokens"]}
-    checkpoint:  "NAME.weight" uint8 [N, K], without scales: logarithms have range enough
+    W[n, k] = (code[n, k] - 8) * scale[n, k // group]
+    config.json: "quantization_config": {"quant_method": "acme_groups", "group_size": 32, "ignore": ["lm_head"]}
+    checkpoint:  NAME.weight_packed uint8 [N, K / 2]: columns 2 i and 2 i + 1 in the low and high half of byte i
+                 NAME.weight_scale float16 [N, K / group]
 
-Core asks for the scheme of embeddings as well, hence `skip`.
+The platform multiplies the codes as they are. All others serve the format as well, by `dequantize`; those with a kernel
+for 4-bit groups of 32 columns keep it in 4 bits, by `int4_groups`.
 """
 
 from __future__ import annotations
@@ -16,49 +17,84 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from octavo.plugin import QuantScheme
+from octavo.plugin import Along, MatrixSpec, QuantLayer, QuantScheme, QuantTensor
 
-PACKING = "acme_log8"
-TOP = 111
-"""The step of 1.0; 16 steps are left for larger weights."""
+NAME = "acme_groups"
+ZERO = 8
+"""The code of 0."""
 
 
-class Log8:
-    """Implements `octavo.plugin.QuantFormat`. Raises ValueError for steps that are not there."""
+class AcmeGroups:
+    """Implements `octavo.plugin.QuantFormat`. Raises ValueError for a group that is none."""
 
-    name: ClassVar[str] = PACKING
+    name: ClassVar[str] = NAME
 
     @classmethod
     def detect(cls, config: Mapping[str, Any]) -> bool:
-        return config.get("quant_method") == PACKING
+        return config.get("quant_method") == NAME
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        steps = config.get("octave_steps", 8)
-        if not isinstance(steps, int) or not 1 <= steps <= 32:
-            raise ValueError(f"{PACKING}: octave_steps must be between 1 and 32, not {steps!r}")
-        # What the codes mean goes into the packing: layers of different codes must not be multiplied as one.
-        self._scheme = QuantScheme(weight="uint8", granularity="tensor", packing=f"{PACKING}:{steps}")
-        self._skip = frozenset(config.get("skip", ()))
+        group = config.get("group_size", 32)
+        if not isinstance(group, int) or group < 2 or group % 2:
+            raise ValueError(f"group_size must be an even number, not {group!r}")
+        self._ignore = frozenset(config.get("ignore", ()))
+        self._scheme = QuantScheme(
+            weight="int4",
+            group=(1, group),
+            # All that decides what the codes mean: weights of equal schemes are multiplied as one.
+            packing=f"{NAME}:{group}",
+            dequantize=dequantize,
+            int4_groups=int4_groups if group % 32 == 0 else None,
+        )
 
-    def scheme(self, layer: str) -> QuantScheme | None:
-        return None if layer in self._skip else self._scheme
+    def layer(self, spec: MatrixSpec) -> QuantLayer | None:
+        # Embeddings are looked up, not multiplied: they stay as they are.
+        if spec.kind == "embedding" or spec.name in self._ignore:
+            return None
+        rows, columns, group = spec.out_features, spec.in_features, group_of(self._scheme)
+        if columns % group:
+            raise ValueError(f"{columns} columns are no whole groups of {group}")
+        along = Along(dim=0)
+        return QuantLayer(
+            scheme=self._scheme,
+            tensors={
+                "weight_packed": QuantTensor(
+                    shape=(rows, columns // 2), dtype="uint8", rows=along, columns=Along(dim=1, features=2)
+                ),
+                "weight_scale": QuantTensor(
+                    shape=(rows, columns // group), dtype="float16", rows=along, columns=Along(dim=1, features=group)
+                ),
+            },
+        )
 
 
-def octave_steps(scheme: QuantScheme) -> int:
-    """How many codes halve a weight."""
-    return int(scheme.packing.partition(":")[2])
+def group_of(scheme: QuantScheme) -> int:
+    """Columns of one scale."""
+    assert scheme.group is not None
+    return scheme.group[1]
 
 
-def codebook(steps: int) -> Tensor:
-    """float32 [256]: the weight of each code."""
-    size = torch.exp2((torch.arange(128) - TOP) / steps)
-    size[0] = 0.0
-    return torch.cat([size, -size])
+def codes_of(packed: Tensor) -> Tensor:
+    """uint8 [N, K / 2] -> uint8 [N, K], 0 to 15."""
+    return torch.stack((packed & 15, packed >> 4), dim=-1).flatten(1)
 
 
-def quantize(weight: Tensor, steps: int) -> Tensor:
-    """The nearest codes, uint8, of a weight of any shape."""
-    step = (weight.abs().float().log2() * steps + TOP).round()
-    # What is too small for the least step becomes zero, and log2(0) is -inf.
-    code = step.clamp(0, 127).to(torch.uint8)
-    return code + 128 * ((weight < 0) & (code > 0)).to(torch.uint8)
+def dequantize(weights: Mapping[str, Tensor], scheme: QuantScheme, dtype: torch.dtype) -> Tensor:
+    """The weight [N, K]: the reference of this format."""
+    scale = weights["weight_scale"].float().repeat_interleave(group_of(scheme), dim=1)
+    return ((codes_of(weights["weight_packed"]).float() - ZERO) * scale).to(dtype)
+
+
+def int4_groups(weights: Mapping[str, Tensor], scheme: QuantScheme) -> tuple[Tensor, Tensor, Tensor]:
+    """(codes [N, K], scale, offset [N, K / 32]), as `octavo.plugin.torch.int4_groups` says."""
+    scale = weights["weight_scale"].float().repeat_interleave(group_of(scheme) // 32, dim=1)
+    return codes_of(weights["weight_packed"]), scale, -ZERO * scale
+
+
+def quantize(weight: Tensor, group: int) -> dict[str, Tensor]:
+    """The tensors of a weight [N, K]: what a tool that writes checkpoints would put into the file."""
+    groups = weight.float().reshape(len(weight), -1, group)
+    scale = (groups.abs().amax(-1) / (ZERO - 1)).half()
+    codes = (groups / scale.float()[..., None].clamp_min(1e-12)).round().clamp(-ZERO, ZERO - 1) + ZERO
+    low, high = codes.to(torch.uint8).flatten(1).unflatten(1, (-1, 2)).unbind(-1)
+    return {"weight_packed": low | high << 4, "weight_scale": scale}

@@ -24,13 +24,13 @@ static void store(const float *sum, const float *bias, float *y, int64_t first, 
     for (int64_t i = 0; i < TILE && first + i < n; i++) y[first + i] = sum[i] + (bias ? bias[first + i] : 0);
 }
 
-/* One tile's product with ROWS rows of x, which share its way through the caches. WEIGHT(i) is number i of the tile. */
+/* One tile's product with ROWS rows of x, which share its way through the caches. WEIGHT(i, j) is W[first + j, i]. */
 #define PRODUCT(ROWS, WEIGHT)                                                              \
     do {                                                                                   \
         float sum[ROWS][TILE] = {{0}};                                                     \
         for (int64_t i = 0; i < k; i++)                                                    \
             for (int r = 0; r < ROWS; r++)                                                 \
-                for (int j = 0; j < TILE; j++) sum[r][j] += x[(row + r) * k + i] * WEIGHT(i * TILE + j); \
+                for (int j = 0; j < TILE; j++) sum[r][j] += x[(row + r) * k + i] * WEIGHT(i, j); \
         for (int r = 0; r < ROWS; r++) store(sum[r], bias, y + (row + r) * n, first, n);   \
     } while (0)
 
@@ -43,7 +43,7 @@ static void store(const float *sum, const float *bias, float *y, int64_t first, 
 
 /* y[T, N] = x[T, K] W^T + bias, W packed; bias may be null. */
 WIDE void acme_linear(const float *x, const float *w, const float *bias, float *y, int64_t t, int64_t n, int64_t k) {
-#define PLAIN(i) w[i]
+#define PLAIN(i, j) w[(i) * TILE + (j)]
     for (int64_t first = 0; first < n; first += TILE, w += k * TILE) {
         int64_t row = 0;
         for (; row + 4 <= t; row += 4) PRODUCT(4, PLAIN);
@@ -51,14 +51,15 @@ WIDE void acme_linear(const float *x, const float *w, const float *bias, float *
     }
 }
 
-/* The same with W as codes of one byte, packed alike: a weight is book[code], book [256]. */
-WIDE void acme_linear_codes(const float *x, const uint8_t *w, const float *book, const float *bias, float *y,
-                            int64_t t, int64_t n, int64_t k) {
-#define CODED(i) book[w[i]]
-    for (int64_t first = 0; first < n; first += TILE, w += k * TILE) {
+/* The same with W in 4 bits, packed alike: byte i of an output has columns 2 i and 2 i + 1 in its low and high half; a
+   weight is (code - 8) * scale, scales [K / group, TILE] of each tile. */
+WIDE void acme_linear_groups(const float *x, const uint8_t *w, const float *scale, const float *bias, float *y,
+                             int64_t t, int64_t n, int64_t k, int64_t group) {
+#define GROUPED(i, j) (((w[(i) / 2 * TILE + (j)] >> (i) % 2 * 4 & 15) - 8) * scale[(i) / group * TILE + (j)])
+    for (int64_t first = 0; first < n; first += TILE, w += k / 2 * TILE, scale += k / group * TILE) {
         int64_t row = 0;
-        for (; row + 4 <= t; row += 4) PRODUCT(4, CODED);
-        for (; row < t; row++) PRODUCT(1, CODED);
+        for (; row + 4 <= t; row += 4) PRODUCT(4, GROUPED);
+        for (; row < t; row++) PRODUCT(1, GROUPED);
     }
 }
 

@@ -26,7 +26,7 @@ class Attention(ctypes.Structure):
 SIGNATURES: dict[str, list[Any]] = {
     "acme_rms_norm": [c_void_p] * 3 + [c_int64] * 2 + [c_float],
     "acme_linear": [c_void_p] * 4 + [c_int64] * 3,
-    "acme_linear_codes": [c_void_p] * 5 + [c_int64] * 3,
+    "acme_linear_groups": [c_void_p] * 5 + [c_int64] * 4,
     "acme_write": [POINTER(Attention)] + [c_void_p] * 5,
     "acme_attention": [POINTER(Attention)] + [c_void_p] * 8,
     "acme_sum": [c_void_p] * 2 + [c_int64] * 2,
