@@ -23,10 +23,11 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 from octavo.plugin import AttentionSpec, BatchKey, BatchLimits, Device, LinearSpec
 from octavo.triton import attention_backend
 from octavo.triton.attention_backend import TritonAttention
+from octavo.triton.linear_fp8 import SCHEME
 from octavo.triton.overlap import Overlap
 from octavo_cuda import compile_ahead
 from octavo_cuda.compile_ahead import CompileAhead
-from octavo_cuda.fp8 import SCHEME, Fp8Linear
+from octavo_cuda.fp8 import Fp8Linear
 from octavo_cuda.graphs import CudaGraphs
 from octavo_cuda.tuning import tuning_for
 
@@ -92,8 +93,8 @@ def test_a_product_is_tried_once_for_each_spec_without_memory() -> None:
     kernel = CompileAhead(Card()).linear(Noting)()
     assert kernel.name == "noting"
     weight = torch.randn(64, 32)
-    for layer in range(3):
-        packed = kernel.prepare({"weight": weight}, replace(LINEAR, name=f"layer {layer}"), Card())
+    for _ in range(3):
+        packed = kernel.prepare({"weight": weight}, LINEAR, Card())
         assert packed.weight is weight
         assert not packed.overlap.compile_only
     assert [x.shape for x, _, _ in Noting.applied] == [(tokens, 32) for tokens in (1, 2, 4, 8, 16, 32, 64)]

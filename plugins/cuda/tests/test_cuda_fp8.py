@@ -11,13 +11,14 @@ import torch.nn.functional as F
 
 from octavo.plugin import LinearSpec
 from octavo.plugin.torch import ScaledRows, quantize_rows
-from octavo_cuda.fp8 import PLAIN_TOKENS, SCHEME, SKINNY_TOKENS, Fp8Linear
 
 pytest.importorskip("triton", reason="Triton is not installed")
 if torch.cuda.is_available():
     pytest.skip("the kernels are interpreted on the host's memory", allow_module_level=True)
 
-from octavo.triton import quantize
+from octavo.triton import linear_fp8
+from octavo.triton.linear_fp8 import PLAIN_TOKENS, SCHEME, SKINNY_TOKENS
+from octavo_cuda.fp8 import Fp8Linear
 
 N, K = 64, 96
 CARD = SimpleNamespace(type="cuda", torch_device=torch.device("cpu"), capability=(8, 9))
@@ -50,7 +51,7 @@ def test_few_tokens_stay_as_they_are_and_more_are_multiplied_in_fp8(
 
     monkeypatch.setattr(torch, "_scaled_mm", scaled_mm)
     # The interpreter's own fp8 rounding loses carries into the exponent.
-    monkeypatch.setattr(quantize, "quantize_fp8", lambda x, **options: quantize_rows(x))
+    monkeypatch.setattr(linear_fp8, "quantize_fp8", lambda x, **options: quantize_rows(x))
     g = torch.Generator().manual_seed(0)
     weight, bias = (torch.randn(*shape, generator=g).bfloat16() for shape in ((N, K), (N,)))
     kernel = Fp8Linear()

@@ -20,7 +20,6 @@ from octavo.structured.spec import StructuredOutputs
 from octavo.testing.conformance.run import run
 from octavo.testing.tiny import make_model
 from octavo_cuda.device import CudaDevice
-from octavo_cuda.fp8 import SCHEME, Fp8Linear
 from octavo_cuda.graphs import CudaGraphs
 from octavo_cuda.linear import TritonLinear
 
@@ -191,6 +190,9 @@ SHAPES = ((6144, 4096), (1024, 3072), (4096, 14336))
 @pytest.mark.parametrize(("n", "k"), SHAPES)
 @pytest.mark.parametrize("kind", ["plain", "gated", "fp8"])
 def test_products_agree_with_float32_and_can_be_recorded(device: CudaDevice, n: int, k: int, kind: str) -> None:
+    from octavo.triton.linear_fp8 import SCHEME
+    from octavo_cuda.fp8 import Fp8Linear
+
     if kind == "fp8" and device.capability < (8, 9):
         pytest.skip("no fp8 matrix units")
     from octavo.triton import gemv, skinny

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from functools import cache
 from types import SimpleNamespace
@@ -16,8 +17,10 @@ from octavo.ops.bind import KernelTable
 from octavo.ops.catalogue import CATALOGUE
 from octavo.plugin import LinearSpec, QuantScheme
 from octavo.plugin.torch import ScaledRows, core_scheme, dequantize_weight, quantize_rows
-from octavo_rocm import fp8, products, torch_ops
-from octavo_rocm.fp8 import FnuzLinear, Fp8Linear, in_format
+from octavo.triton import linear_fp8
+from octavo.triton.linear_fp8 import ONLINE
+from octavo_rocm import products, torch_ops
+from octavo_rocm.fp8 import FnuzLinear, Fp8Linear
 from octavo_rocm.gguf import GgufLinear
 from octavo_rocm.hip import HipError
 from octavo_rocm.int4 import Int4Linear
@@ -153,14 +156,12 @@ def test_ocp_numbers_become_fnuz_ones_exactly() -> None:
     bits = torch.arange(256, dtype=torch.uint8)
     values = bits.view(torch.float8_e4m3fn)
     finite = ~values.float().isnan()
-    rows = in_format(ScaledRows(values[None], torch.full((1, 1), 0.25)), torch.float8_e4m3fnuz)
+    rows = FnuzLinear().in_own_format(ScaledRows(values[None], torch.full((1, 1), 0.25)))
     assert rows.values.dtype == torch.float8_e4m3fnuz
     found = (rows.values.float() * rows.scale)[0]
     assert torch.equal(found[finite], values.float()[finite] * 0.25)
-    same = ScaledRows(values[None], torch.ones(1, 1))
-    assert in_format(same, torch.float8_e4m3fn) is same
     with pytest.raises(AssertionError, match="exactly"):
-        in_format(rows, torch.float8_e4m3fn)
+        FnuzLinear().in_own_format(rows)
 
 
 FP8_ERROR = 0.12
@@ -170,23 +171,23 @@ FP8_ERROR = 0.12
 class InTorch:
     """Core's fp8 kernels in plain PyTorch: Triton's interpreter knows no fnuz numbers."""
 
-    def quantize(self, x: Any, *, dtype: Any) -> Any:
+    def quantize_fp8(self, x: Any, *, dtype: Any, **rest: Any) -> Any:
         scale = x.float().abs().amax(1, keepdim=True) / torch.finfo(dtype).max
         return (x.float() / scale).to(dtype), scale
 
-    def gemv(self, x: Any, weight: Any, scale: Any, bias: Any, *, gate: Any, **rest: Any) -> Any:
-        return self.gated((x.float() @ weight.float().t() * scale).bfloat16(), gate)
+    def gemv_fp8(self, x: Any, weight: Any, scale: Any, bias: Any, *, gate: Any, **rest: Any) -> Any:
+        return self.act_and_mul((x.float() @ weight.float().t() * scale).bfloat16(), gate)
 
     def skinny(self, x: Any, weight: Any, bias: Any, *, scale: Any, x_scale: Any, gate: Any, **rest: Any) -> Any:
         assert x.dtype == weight.dtype, "the matrix unit multiplies one kind of numbers"
-        return self.gated((x.float() @ weight.float().t() * scale * x_scale).bfloat16(), gate)
+        return self.act_and_mul((x.float() @ weight.float().t() * scale * x_scale).bfloat16(), gate)
 
-    def gated(self, y: Any, gate: Any) -> Any:
+    def act_and_mul(self, y: Any, gate: Any, **rest: Any) -> Any:
         first, second = y.chunk(2, dim=-1)
         return y if gate is None else F.silu(first) * second
 
-    def gated_fp8(self, y: Any, gate: Any, *, dtype: Any) -> Any:
-        return self.quantize(self.gated(y, gate), dtype=dtype)
+    def act_and_mul_fp8(self, y: Any, gate: Any, *, dtype: Any, **rest: Any) -> Any:
+        return self.quantize_fp8(self.act_and_mul(y, gate), dtype=dtype)
 
 
 @pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
@@ -196,17 +197,16 @@ def test_fp8_products_agree_with_plain_ones(arch: str, gate: str | None, monkeyp
         y = (a.float() * scale_a) @ (b.float() * scale_b)
         return (y if bias is None else y + bias.float()).to(out_dtype)
 
-    monkeypatch.setattr(fp8.torch, "_scaled_mm", product)
-    scheme = QuantScheme(weight="fp8_e4m3", act="fp8_e4m3", granularity="channel", packing=fp8.ONLINE)
+    monkeypatch.setattr(torch, "_scaled_mm", product)
+    scheme = QuantScheme(weight="fp8_e4m3", act="fp8_e4m3", granularity="channel", packing=ONLINE)
     wanted = spec(scheme=scheme, gate=gate)
     torch.manual_seed(0)
     cls = FnuzLinear if arch == "gfx942" else Fp8Linear
     assert cls.supports(wanted, Card(arch)).ok  # type: ignore[arg-type]
     kernel, weight = cls(), torch.randn(48, 256).bfloat16()
     if arch == "gfx942":
-        plain = InTorch()
-        kernel._gemv, kernel._skinny, kernel._quantize = plain.gemv, plain.skinny, plain.quantize  # type: ignore
-        kernel._act_and_mul, kernel._act_and_mul_fp8 = plain.gated, plain.gated_fp8  # type: ignore
+        for name in ("gemv_fp8", "skinny", "quantize_fp8", "act_and_mul", "act_and_mul_fp8"):
+            monkeypatch.setattr(linear_fp8, name, getattr(InTorch(), name))
     packed = kernel.prepare({"weight": weight}, wanted, Card(arch))  # type: ignore[arg-type]
     assert packed.weight.dtype == (torch.float8_e4m3fnuz if arch == "gfx942" else torch.float8_e4m3fn)
     codes, scale = quantize_rows(weight)
@@ -229,7 +229,7 @@ def test_fp8_products_agree_with_plain_ones(arch: str, gate: str | None, monkeyp
 
 @pytest.mark.parametrize("arch", ["gfx90a", "gfx1100"])
 def test_fp8_is_refused_without_its_matrix_units(arch: str) -> None:
-    scheme = QuantScheme(weight="fp8_e4m3", act="fp8_e4m3", packing=fp8.ONLINE)
+    scheme = QuantScheme(weight="fp8_e4m3", act="fp8_e4m3", packing=ONLINE)
     assert arch in Fp8Linear.supports(spec(scheme=scheme), Card(arch)).reason
 
 
@@ -248,11 +248,11 @@ def test_every_registered_op_is_in_the_catalogue() -> None:
     ocp = KernelTable()
     register(ocp, Card("gfx950"), triton=True, hip=True)  # type: ignore[arg-type]
     assert ocp.providers("add_rms_norm_fp8")
-    wanted = spec(scheme=QuantScheme(weight="fp8_e4m3", act="fp8_e4m3", packing=fp8.ONLINE))
+    wanted = spec(scheme=QuantScheme(weight="fp8_e4m3", act="fp8_e4m3", packing=ONLINE))
     taken = {arch: [c.name for c in (FnuzLinear, Fp8Linear) if c.supports(wanted, Card(arch)).ok] for arch in TARGETS}
     assert taken["gfx942"] == ["fp8_fnuz"]
     assert taken["gfx950"] == taken["gfx1201"] == ["fp8"]
-    assert not hasattr(FnuzLinear, "scaled_rows_from")
+    assert FnuzLinear.scaled_rows_from == math.inf
 
 
 def test_without_triton_and_hip_only_the_library_multiplies(caplog: pytest.LogCaptureFixture) -> None:

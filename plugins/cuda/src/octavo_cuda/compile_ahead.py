@@ -103,7 +103,7 @@ class CompileAhead:
         class Ahead(cls):  # type: ignore[misc]
             def prepare(self, weights: Mapping[str, Tensor], spec: LinearSpec, device: Device) -> Any:
                 packed = super().prepare(weights, spec, device)
-                ahead.submit((cls, replace(spec, name="")), lambda: multiply(self, packed, spec))
+                ahead.submit((cls, spec), lambda: multiply(self, packed, spec))
                 return packed
 
         return named_as(cls, Ahead)

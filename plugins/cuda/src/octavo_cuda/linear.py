@@ -49,6 +49,15 @@ def refusal(spec: LinearSpec, device: Device) -> str:
     return ""
 
 
+def few_tokens_refusal(spec: LinearSpec, device: Device) -> str:
+    """Why no kernel of few tokens takes the spec; empty if they do."""
+    if reason := refusal(spec, device):
+        return reason
+    if spec.act_dtype not in GEMV_DTYPES:
+        return f"multiplies {' and '.join(GEMV_DTYPES)}, not {spec.act_dtype}"
+    return ""
+
+
 class CublasLinear:
     """torch's own product. Quantized weights are unpacked when they are loaded."""
 
@@ -104,10 +113,8 @@ class TritonLinear:
 
     @classmethod
     def supports(cls, spec: LinearSpec, device: Device) -> Support:
-        if reason := refusal(spec, device):
+        if reason := few_tokens_refusal(spec, device):
             return no(reason)
-        if spec.act_dtype not in GEMV_DTYPES:
-            return no(f"multiplies {' and '.join(GEMV_DTYPES)}, not {spec.act_dtype}")
         if not any(cls.cuts(spec)):
             gated = "gated " if spec.gate else ""
             return no(f"not measured to be faster for {gated}{spec.out_features}x{spec.in_features} on this card")

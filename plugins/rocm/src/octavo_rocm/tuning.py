@@ -8,7 +8,7 @@ one of RDNA, so half as many do the same work.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import triton
@@ -16,7 +16,8 @@ import triton
 from octavo.plugin import Device
 from octavo.triton import gemv, int4, skinny
 from octavo.triton.attention_tuning import AttentionTuning, DecodeCut
-from octavo.triton.overlap import IN_ORDER, Overlap
+from octavo.triton.linear_tuning import ProductTuning
+from octavo.triton.overlap import Overlap
 from octavo_rocm.device import target_for
 from octavo_rocm.targets import TARGETS
 
@@ -59,21 +60,19 @@ ATTENTION: Mapping[str, AttentionTuning] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tuning:
-    """For one card. overlap: carries the target's launch options of kernels with products; units: its compute units."""
+class Tuning(ProductTuning):
+    """For one card. overlap carries the target's launch options of kernels with products."""
 
     attention: AttentionTuning = AttentionTuning()
-    overlap: Overlap = field(default_factory=lambda: IN_ORDER)
-    units: int = 132
 
     def gemv(self, num_out: int, num_in: int, tokens: int) -> gemv.GemvConfig:
-        return self._whole(gemv.default_config(num_out, num_in, tokens, num_cores=self.units), num_out)
+        return self._whole(super().gemv(num_out, num_in, tokens), num_out)
 
     def int4(self, num_out: int, num_in: int, tokens: int) -> int4.Int4Config:
-        return self._whole(int4.default_config(num_out, num_in, tokens, num_cores=self.units), num_out)
+        return self._whole(super().int4(num_out, num_in, tokens), num_out)
 
     def skinny(self, num_out: int, num_in: int, tokens: int, *, itemsize: int) -> skinny.SkinnyConfig:
-        config = skinny.default_config(num_out, num_in, tokens, num_cores=self.units, itemsize=itemsize)
+        config = super().skinny(num_out, num_in, tokens, itemsize=itemsize)
         block_n = self._block(config.block_n, num_out)
         return replace(config, block_n=block_n, programs=triton.cdiv(num_out, block_n), num_stages=STAGES)
 
