@@ -119,6 +119,17 @@ def test_one_name_in_two_distributions_is_ambiguous(install: Install) -> None:
         select("twin")
 
 
+@pytest.mark.parametrize("package", ["octavo", "torch", "octavo_mine", "{module}"])
+def test_a_plugin_cannot_be_its_own_backend(install: Install, tmp_path: Path, package: str) -> None:
+    source = good("mine").replace('device_type="cpu"', 'device_type="cpu", backend=("torch_mine", __name__)')
+    module = install("mine", source if package == "{module}" else source.replace("__name__", repr(package)))
+    files = "".join(f"{name},,\n" for name in (f"{module}.py", "octavo_mine/__init__.py"))
+    (tmp_path / "octavo_mine-1.2.dist-info" / "RECORD").write_text(files)
+    named = package.format(module=module)
+    with pytest.raises(PlatformBrokenError, match=rf"backend names {named}, .*update or uninstall octavo-mine"):
+        select("mine")
+
+
 def test_a_broken_accelerator_never_becomes_cpu_silently(install: Install) -> None:
     install("crash", "import nonexistent_sdk")
     with pytest.raises(PlatformBrokenError, match=r"refusing silent CPU fallback.*octavo-crash.*nonexistent_sdk"):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pluggy
@@ -98,6 +99,11 @@ class Plugin:
             raise plugin.broken(f"it lacks the mandatory hook {', '.join(missing)}")
         if plugin.info.name != plugin.name:
             raise plugin.broken(f"its entry point is named {plugin.name!r} but platform_info says {plugin.info.name!r}")
+        if own := sorted(set(plugin.info.backend) & plugin.packages):
+            raise plugin.broken(
+                f"platform_info: backend names {', '.join(own)}, but only a package of somebody else that gives torch "
+                "the device may change torch"
+            )
         return plugin
 
     def __str__(self) -> str:
@@ -110,6 +116,12 @@ class Plugin:
         plugin = self._manager.get_plugin(self.name)
         callers = self._manager.get_hookcallers(plugin) or []
         return frozenset(caller.name for caller in callers)
+
+    @property
+    def packages(self) -> set[str]:
+        """Packages that cannot be its backend: its own, octavo and torch."""
+        files = (self.entry.dist.files if self.entry.dist else None) or ()
+        return {"octavo", "torch", self.entry.module.partition(".")[0], *(Path(file.parts[0]).stem for file in files)}
 
     @cached_property
     def info(self) -> PlatformInfo:

@@ -50,7 +50,9 @@ def platform_info() -> PlatformInfo:
             type=int, default=0, help="memory of a chip in bytes, where the runtime cannot tell; 0: ask the runtime"
         ),
     }
-    return PlatformInfo(name="tpu", api="0.1", version=VERSION, device_type="tpu", options=options)
+    return PlatformInfo(
+        name="tpu", api="0.1", version=VERSION, device_type="tpu", options=options, backend=("torch_tpu",)
+    )
 
 
 @hookimpl
