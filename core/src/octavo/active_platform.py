@@ -271,7 +271,7 @@ class ActivePlatform:
         self._plugin.call("register_extensions", registry=registry)
 
     def worker_event(self, event: WorkerEvent, worker: WorkerView) -> None:
-        """Tell the platform that a worker got ready, sleeps, wakes, profiles or shuts down."""
+        """Tell the platform that a worker got ready or shuts down."""
         self._plugin.call("worker_event", event=event, worker=worker)
 
     def _optional(self, hook: str, protocol: Any, **arguments: object) -> Any:

@@ -98,6 +98,31 @@ def test_filters_and_penalties_are_those_of_the_cpu(tmp_path: Path, tpu_on_cpu: 
     assert [list(o.token_ids) for o in outputs[0]] == [list(o.token_ids) for o in outputs[1]]
 
 
+def test_logprobs_are_those_of_the_cpu(tmp_path: Path, tpu_on_cpu: str) -> None:
+    model = str(make_model(tmp_path, "llama", tokenizer=False))
+    shared: dict[str, Any] = {"temperature": 0.0, "max_tokens": 6, "ignore_eos": True, "detokenize": False}
+    params = [
+        SamplingParams(logprobs=3, **shared),
+        SamplingParams(logprobs=0, prompt_logprobs=2, **shared),
+        SamplingParams(**shared),
+        SamplingParams(logprobs=1, logprob_token_ids=[9, 10], **shared),
+    ]
+    outputs = []
+    for platform in ("cpu", tpu_on_cpu):
+        with LLM(model, platform=platform, dtype="float32", **SETTINGS) as llm:
+            outputs.append(llm.generate(PROMPTS, params, use_tqdm=False))
+    for theirs, mine in zip(*outputs, strict=True):
+        assert theirs.outputs[0].token_ids == mine.outputs[0].token_ids
+        found = [[*(one.prompt_logprobs or ()), *(one.outputs[0].logprobs or ())] for one in (theirs, mine)]
+        for expected, entry in zip(*found, strict=True):
+            assert (expected is None) == (entry is None)
+            if expected is not None and entry is not None:
+                assert list(expected) == list(entry)
+                for token, logprob in expected.items():
+                    assert entry[token].logprob == pytest.approx(logprob.logprob, abs=1e-4)
+                    assert entry[token].rank == logprob.rank
+
+
 def test_a_second_start_loads_what_the_first_compiled(tmp_path: Path, tpu_on_cpu: str) -> None:
     model = str(make_model(tmp_path / "model", "llama", tokenizer=False))
     hits = torch._dynamo.utils.counters["aot_autograd"]

@@ -20,6 +20,7 @@ from torch import Tensor
 from octavo.plugin.contracts import AttnBatch, BatchKey, Device
 from octavo.plugin.specs import BatchLimits
 from octavo.plugin.step import Admit, Batch, BlockUpdate, KVGroup
+from octavo.plugin.torch import HOST
 from octavo.runner.buckets import round_up
 
 MAX_STOPS = 16
@@ -32,7 +33,7 @@ ALIGNMENT = 16
 
 
 class Staging:
-    """Pinned host memory of one step: what it sends lies here until it is collected, and its tokens come back here.
+    """Pinned host memory of one step: what it sends lies here until it is collected, and what comes back arrives here.
 
     tokens: int64 [max_seqs].
     """
@@ -54,22 +55,35 @@ class Staging:
         self._used = 0
         self._outgrown.clear()
 
-    def stage(self, array: NDArray[Any]) -> Tensor:
-        """A pinned copy, valid until `reset`: the host need not wait while it is sent."""
+    def _room(self, num_bytes: int) -> slice:
+        """The next free part of the memory, which is another one if it did not fit."""
         start = -(-self._used // ALIGNMENT) * ALIGNMENT
-        end = start + array.nbytes
+        end = start + num_bytes
         if end > self._size:
             self._outgrown.append(self._memory)
             self._take(max(end, 2 * self._size))
-            start, end = 0, array.nbytes
+            start, end = 0, num_bytes
         self._used = end
-        staged = self._bytes[start:end].view(array.dtype).reshape(array.shape)
+        return slice(start, end)
+
+    def stage(self, array: NDArray[Any]) -> Tensor:
+        """A pinned copy, valid until `reset`: the host need not wait while it is sent."""
+        room = self._room(array.nbytes)
+        staged = self._bytes[room].view(array.dtype).reshape(array.shape)
         staged[...] = array
         return torch.from_numpy(staged)
 
     def send(self, array: NDArray[Any]) -> Tensor:
         """The array on the device, without waiting; valid until `reset` where device and host share memory."""
         return self.stage(array).to(self._target, non_blocking=True)
+
+    def receive(self, t: Tensor) -> Tensor:
+        """The tensor on the host, without waiting: it holds its numbers once an event behind this has happened, and
+        until `reset`. As it is where it lies there already."""
+        if t.device.type == HOST:
+            return t
+        room = self._room(t.numel() * t.element_size())
+        return self._memory[room].view(t.dtype).view(t.shape).copy_(t, non_blocking=True)
 
 
 class RequestTable:

@@ -24,7 +24,6 @@ from octavo.layers.context import BuildContext, StepState
 from octavo.models.registry import Model
 from octavo.plugin.contracts import AttnBatch, BatchKey, Event, GraphRunner, KVView, start_step
 from octavo.plugin.step import Batch, KVGroup, Masks, StepResult, TokenLogprobs
-from octavo.plugin.torch import HOST
 from octavo.runner.buckets import Shapes
 from octavo.runner.inputs import DeviceStep, HostStep, InputBuffers, RequestTable, Staging
 from octavo.runner.scoring import PromptScorer
@@ -166,7 +165,7 @@ class ModelRunner:
         # Queued here, ahead of the next step: a copy that `collect` asks for would wait until that step is done.
         staging.tokens[: len(sampled.tokens)].copy_(sampled.tokens, non_blocking=True)
         if sampled.logprobs is not None:
-            sampled = replace(sampled, logprobs=sampled.logprobs.to(HOST))
+            sampled = replace(sampled, logprobs=sampled.logprobs.moved(staging.receive))
         done = self.ctx.device.event()
         done.record()
         self.pending.append(
@@ -313,6 +312,7 @@ class ModelRunner:
         batch, sampled = step.batch, step.sampled
         rows = batch.rows[batch.samples]
         tokens = step.staging.tokens.numpy()[step.places].astype(np.int32)
+        logprobs = self._logprobs(batch, sampled)
         self._give_back(step.staging)
         nothing = "no token can be chosen: the logits are not finite, or every token is forbidden"
         errors = {row: sampled.errors.get(row, nothing) for row in rows[tokens < 0].tolist()}
@@ -321,7 +321,7 @@ class ModelRunner:
             rows=rows,
             tokens=tokens[:, None],
             counts=np.ones(len(rows), np.int32),
-            logprobs=self._logprobs(batch, sampled),
+            logprobs=logprobs,
             prompt_logprobs=[_to_host(*entry) for entry in step.prompt_logprobs],
             errors=errors,
         )

@@ -31,10 +31,9 @@ class FoundLogprobs:
     values: Tensor
     ranks: Tensor
 
-    def to(self, device: torch.device | str) -> FoundLogprobs:
-        """The same on another device, on its way there."""
-        moved = {name: getattr(self, name).to(device, non_blocking=True) for name in ("ids", "values", "ranks")}
-        return replace(self, **moved)
+    def moved(self, move: Callable[[Tensor], Tensor]) -> FoundLogprobs:
+        """The same, its tensors moved."""
+        return replace(self, ids=move(self.ids), values=move(self.values), ranks=move(self.ranks))
 
 
 class LogprobRows:
