@@ -19,6 +19,11 @@ def test_generated_page_is_fresh(name: str) -> None:
     assert (ROOT / "docs" / name).read_text() == PAGES[name](), "run `make docs`"
 
 
+def test_every_page_of_a_report_has_its_report() -> None:
+    folder = ROOT / "docs" / "conformance"
+    assert {path.stem for path in folder.glob("*.html")} == {path.stem for path in folder.glob("*.json")}
+
+
 @pytest.mark.parametrize("page", DOCS, ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_lead_to_files_that_exist(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):

@@ -1,4 +1,4 @@
-"""A platform of somebody else: the example of docs/writing-a-plugin.md serves, and its faults are named, never hidden.
+"""A platform of somebody else: the one-file example of docs/examples serves, and its faults are named, never hidden.
 
 Nothing is built: the example is found through OCTAVO_EXTRA_PLATFORMS, or as an installed distribution would be, through
 its metadata on the import path.

@@ -1,4 +1,4 @@
-"""The example of docs/writing-a-plugin.md, loaded as a user would load it."""
+"""The smallest example platform, docs/examples/acme, loaded as a user would load it."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from octavo.testing.compatibility_page import compatibility_page
+from octavo.testing.compatibility_page import compatibility_page, reports_index
 
 REPORT: dict[str, Any] = {
     "platform": "acme",
@@ -67,3 +67,18 @@ def test_what_failed_and_what_was_left_out_is_on_the_page(tmp_path: Path) -> Non
 def test_without_failures_the_page_says_none(tmp_path: Path) -> None:
     cells(tmp_path, failures={}, excused={})
     assert compatibility_page(tmp_path).endswith("None.\n")
+
+
+def test_tests_left_out_for_one_reason_are_one_line(tmp_path: Path) -> None:
+    cells(tmp_path, excused={f"test_t6_engine.py::test_{i}": "needs more memory" for i in range(3)})
+    assert "- acme: `test_t6_engine.py::test_0` and 2 more: needs more memory" in compatibility_page(tmp_path)
+
+
+def test_every_report_is_listed_with_its_page_and_its_proof(tmp_path: Path) -> None:
+    cells(tmp_path)
+    (tmp_path / "acme-two.json").write_text(json.dumps(REPORT | {"proof": "contract only"}))
+    assert "| [acme](acme.html) | octavo-acme 0.1, plugin API 0.1 | Acme One | executed on simulator | bronze |" in (
+        reports_index(tmp_path)
+    )
+    assert "[JSON](acme-two.json)" in reports_index(tmp_path)
+    assert "[acme-two](conformance/acme-two.html)" in compatibility_page(tmp_path)

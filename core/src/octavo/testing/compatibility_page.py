@@ -1,7 +1,8 @@
-"""docs/compatibility.md: what works on which platform, from the conformance reports in docs/conformance.
+"""What is made of the conformance reports in docs/conformance: docs/compatibility.md, an index, and a page for each.
 
     docs/conformance/cpu.json            octavo plugin check cpu --report docs/conformance/cpu.json
     docs/conformance/NAME-DETAIL.json    further reports about a platform: another device, another runtime
+    docs/conformance/*.html, README.md   generated from them
 
 A cell says what a platform claims or brings, and how it was proved: by the label of its report, if the tier that tests
 it ran and nothing of it failed. Without a report there is no column.
@@ -16,6 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from octavo.testing.conformance.page import TIERS, page
+
 REPORTS = Path(__file__).parents[4] / "docs" / "conformance"
 Report = Mapping[str, Any]
 
@@ -27,16 +30,6 @@ MARKS = {
     "": "?",
 }
 """Label of a report -> its letter in a cell."""
-
-TIERS = {
-    "0": "hygiene",
-    "1": "device",
-    "2": "ops",
-    "3": "attention",
-    "4": "linear layers, experts",
-    "5": "ranks",
-    "6": "engine",
-}
 
 
 @dataclass(frozen=True)
@@ -123,6 +116,37 @@ def read_reports(folder: Path) -> dict[str, Report]:
     return {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
 
 
+ABOUT: dict[str, Callable[[Report], str]] = {
+    "plugin": lambda report: report.get("plugin") or "?",
+    "device": lambda report: report.get("device") or "?",
+    "proof": lambda report: report.get("proof") or "not labelled",
+    "level": lambda report: report["level"],
+}
+"""Who was tested, on what, and with which result."""
+
+
+def report_page(path: Path) -> str:
+    """The HTML of one report."""
+    return page(json.loads(path.read_text()))
+
+
+def reports_index(folder: Path = REPORTS) -> str:
+    """The README.md beside the reports, which lists them."""
+    lines = [
+        "# Conformance reports",
+        "",
+        "What `octavo plugin check` found ([the kit](../conformance.md)). A report proves no more than its label of",
+        "proof says; [compatibility](../compatibility.md) sets them side by side.",
+        "",
+        "| report | " + " | ".join(ABOUT) + " | data |",
+        "|" + "---|" * (2 + len(ABOUT)),
+    ]
+    for name, report in read_reports(folder).items():
+        facts = " | ".join(value(report) for value in ABOUT.values())
+        lines.append(f"| [{name}]({name}.html) | {facts} | [JSON]({name}.json) |")
+    return "\n".join([*lines, ""])
+
+
 def table(head: str, reports: Mapping[str, Report], rows: Sequence[tuple[str, Callable[[Report], str]]]) -> list[str]:
     lines = ["| " + " | ".join([head, *reports]) + " |", "|" + "---|" * (1 + len(reports))]
     return lines + ["| " + " | ".join([title, *map(value, reports.values())]) + " |" for title, value in rows]
@@ -131,18 +155,13 @@ def table(head: str, reports: Mapping[str, Report], rows: Sequence[tuple[str, Ca
 def compatibility_page(folder: Path = REPORTS) -> str:
     """The page, from the reports in a folder."""
     reports = read_reports(folder)
-    about: list[tuple[str, Callable[[Report], str]]] = [
-        ("plugin", lambda report: report.get("plugin") or "?"),
-        ("device", lambda report: report.get("device") or "?"),
-        ("proof", lambda report: report.get("proof") or "not labelled"),
-        ("level", lambda report: report["level"]),
-    ]
+    linked = {f"[{name}](conformance/{name}.html)": report for name, report in reports.items()}
     lines = [
         "# Compatibility",
         "",
         "What works where, from the reports of `octavo plugin check PLATFORM` that are kept in",
-        "[conformance](conformance). A column is a report: a platform, and after a dash the device or runtime that it",
-        "was made on. Letters say how a cell was proved:",
+        "[conformance](conformance/README.md). A column is a report: a platform, and after a dash the device or",
+        "runtime that it was made on; a click on its name opens it. Letters say how a cell was proved:",
         "",
         "- **H** run on hardware: the kit ran on the platform's own device;",
         "- **S** executed on simulator: the kernels ran, on something that stands in for the device;",
@@ -154,7 +173,7 @@ def compatibility_page(folder: Path = REPORTS) -> str:
         "the tier that would prove it was not run. Ranks are tested in pairs, whatever their number. What has no",
         "column has not been checked.",
         "",
-        *table("", reports, about),
+        *table("", linked, [*ABOUT.items()]),
         "",
         "## Features",
         "",
@@ -168,9 +187,13 @@ def compatibility_page(folder: Path = REPORTS) -> str:
         "",
     ]
     for name, report in reports.items():
-        excused = {**report["xfails"], **report.get("excused", {})}
-        failed = [f"- {name}: `{test}` fails: {message}" for test, message in report["failures"].items()]
-        lines += failed + [f"- {name}: `{test}`: {reason}" for test, reason in sorted(excused.items())]
+        lines += [f"- {name}: `{test}` fails: {message}" for test, message in report["failures"].items()]
+        by_reason: dict[str, list[str]] = {}
+        for test, reason in sorted({**report["xfails"], **report.get("excused", {})}.items()):
+            by_reason.setdefault(reason, []).append(f"`{test}`")
+        for reason, tests in by_reason.items():
+            others = f" and {len(tests) - 1} more" if len(tests) > 1 else ""
+            lines.append(f"- {name}: {tests[0]}{others}: {reason}")
     if lines[-1] == "":
         lines.append("None.")
     return "\n".join([*lines, ""])

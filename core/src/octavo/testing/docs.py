@@ -8,11 +8,12 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import click
 
-from octavo.testing.compatibility_page import compatibility_page
+from octavo.testing.compatibility_page import REPORTS, compatibility_page, report_page, reports_index
 from octavo.testing.hooks_page import hooks_page
 from octavo.testing.sampling_page import sampling_page
 
@@ -87,6 +88,8 @@ PAGES: dict[str, Callable[[], str]] = {
     "hooks.md": lambda: NOTE + hooks_page(),
     "ops.md": ops_page,
     "sampling.md": lambda: NOTE + sampling_page(),
+    "conformance/README.md": lambda: NOTE + reports_index(),
+    **{f"conformance/{path.stem}.html": partial(report_page, path) for path in sorted(REPORTS.glob("*.json"))},
 }
 """File in docs/ -> what makes it."""
 
