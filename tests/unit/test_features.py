@@ -34,6 +34,25 @@ def test_strict_refuses_instead_of_dropping() -> None:
         negotiate(make_config(strict=True), PlatformCaps(features=frozenset({"chunked_prefill"})))
 
 
+SPECULATIVE = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 2}
+
+
+def test_speculation_is_kept_where_the_platform_has_it_and_dropped_or_refused_elsewhere() -> None:
+    config = make_config(speculative_config=SPECULATIVE)
+    features = PlatformCaps().features
+    assert negotiate(config, PlatformCaps(features=features | {"spec_decode"})) == (config, [])
+    dropped, lines = negotiate(config, PlatformCaps())
+    assert dropped.scheduler.speculative_config is None
+    assert lines == ["scheduler.speculative_config is off: the platform does not support spec_decode"]
+    with pytest.raises(ConfigError, match=r"speculative_config: .*; leave it out, or leave out --strict"):
+        negotiate(make_config(speculative_config=SPECULATIVE, strict=True), PlatformCaps())
+
+
+def test_speculation_and_running_ahead_exclude_each_other() -> None:
+    with pytest.raises(ConfigError, match="run_ahead 1: drafts need the last step's tokens"):
+        make_config(speculative_config=SPECULATIVE, run_ahead=1)
+
+
 BUCKETED = PlatformCaps(shapes="bucketed", buckets=BucketSpec(num_tokens=(64, 128), num_seqs=(1, 8)))
 
 

@@ -38,6 +38,14 @@ def test_every_gauge_and_counter_shows_its_field_of_the_stats() -> None:
     assert shown == list(range(1, len(fields) + 1))
 
 
+def test_accepted_drafts_are_shown_in_all_and_by_position() -> None:
+    metrics = EngineMetrics(INFO)
+    metrics.stats = Stats(spec_drafts=5, spec_draft_tokens=15, spec_accepted=(4, 2, 1))
+    name = "spec_decode_num_accepted_tokens"
+    assert value(metrics, f"{name}_total") == 7
+    assert [value(metrics, f"{name}_per_pos_total", position=str(place)) for place in range(3)] == [4, 2, 1]
+
+
 def test_token_histogram_shows_what_prometheus_own_would() -> None:
     values = [(0.0005, 1), (0.002, 3), (0.03, 2), (0.0300001, 5), (1000.0, 4)]
     bounds = (0.002, 0.03, 0.5)

@@ -1,4 +1,4 @@
-"""Core's own models, formats, parsers and logits processors, registered by the hook that a third party's would use."""
+"""Core's own models, formats, parsers, drafters and logits processors: registered by the hook that a third party uses."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ def register_extensions(registry: ExtensionRegistry) -> None:
     registry.quant_format("gguf", "octavo.quant.gguf_blocks:GGUFBlocks")
     registry.quant_format("online", "octavo.quant.online:Online")
     registry.logits_processor("thinking_token_budget", "octavo.sampling.thinking:ThinkingTokenBudget")
+    registry.drafter("ngram", "octavo.speculate.ngram:NgramDrafter")
     for name, target in TOOLS.items():
         registry.tool_parser(name, target)
     for name, target in REASONING.items():

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from octavo.errors import ConfigError
 from octavo.plugin.data import ConfigPatch
+from octavo.speculate.settings import drafter_spec
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 
@@ -62,7 +63,11 @@ class CacheConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerConfig:
-    """Continuous batching. run_ahead: steps scheduled before the last tokens are known (0 or 1, None: by caps)."""
+    """Continuous batching. run_ahead: steps scheduled before the last tokens are known (0 or 1, None: by caps).
+
+    speculative_config: {"method": a drafter's name, "num_speculative_tokens": most drafts of a sequence in a step} and
+        the drafter's own keys; None: a token a step.
+    """
 
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
@@ -70,6 +75,7 @@ class SchedulerConfig:
     enable_chunked_prefill: bool = True
     run_ahead: int | None = None
     max_queue: int | None = None
+    speculative_config: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,6 +246,10 @@ def check(config: EngineConfig) -> None:
     for ok, message in rules:
         if not ok:
             raise ConfigError(message)
+    if sched.speculative_config is not None:
+        drafter_spec(sched.speculative_config)
+        if sched.run_ahead:
+            raise ConfigError("run_ahead 1: drafts need the last step's tokens; with speculative_config it is 0")
 
 
 def apply_patches(config: EngineConfig, patches: Sequence[ConfigPatch]) -> tuple[EngineConfig, list[str]]:

@@ -25,6 +25,7 @@ class Extensions:
     models: dict[str, str] = field(default_factory=dict)
     quant_formats: dict[str, str] = field(default_factory=dict)
     logits_processors: dict[str, str] = field(default_factory=dict)
+    drafters: dict[str, str] = field(default_factory=dict)
     tool_parsers: dict[str, str] = field(default_factory=dict)
     reasoning_parsers: dict[str, str] = field(default_factory=dict)
 
@@ -36,6 +37,9 @@ class Extensions:
 
     def logits_processor(self, name: str, target: str) -> None:
         _add(self.logits_processors, "logits processor", name, target)
+
+    def drafter(self, name: str, target: str) -> None:
+        _add(self.drafters, "drafter", name, target)
 
     def tool_parser(self, name: str, target: str) -> None:
         _add(self.tool_parsers, "tool parser", name, target)

@@ -12,8 +12,9 @@ from octavo.plugin.data import MultipleOf, PlatformCaps
 FEATURES = (
     ("prefix_cache", "cache.enable_prefix_caching", "--no-enable-prefix-caching"),
     ("chunked_prefill", "scheduler.enable_chunked_prefill", "--no-enable-chunked-prefill"),
+    ("spec_decode", "scheduler.speculative_config", ""),
 )
-"""(capability, field that asks for it, the flag that stops asking)."""
+"""(capability, field that asks for it, the flag that stops asking: none if leaving its own out does)."""
 
 
 def negotiate(config: EngineConfig, caps: PlatformCaps) -> tuple[EngineConfig, list[str]]:
@@ -30,8 +31,9 @@ def negotiate(config: EngineConfig, caps: PlatformCaps) -> tuple[EngineConfig, l
             continue
         reason = f"the platform does not support {capability}"
         if config.platform.strict:
-            raise ConfigError(f"{name}: {reason}; pass {flag} or leave out --strict")
-        config = with_field(config, field, False)
+            way = f"pass {flag}" if flag else "leave it out"
+            raise ConfigError(f"{name}: {reason}; {way}, or leave out --strict")
+        config = with_field(config, field, False if flag else None)
         lines.append(f"{field} is off: {reason}")
     return config, lines
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -14,6 +14,7 @@ from octavo.config import EngineConfig, with_field
 from octavo.discovery import load, select
 from octavo.engine.info import ModelInfo
 from octavo.engine.loop import EngineLoop
+from octavo.extensions import load_extensions
 from octavo.features import negotiate
 from octavo.parallel.leader import RankedExecutor
 from octavo.parallel.ranks import start_ranks
@@ -21,6 +22,8 @@ from octavo.plugin.contracts import ModelExecutor
 from octavo.runner.runner import ModelRunner
 from octavo.runner.worker import Progress, Worker, build_worker, kv_state
 from octavo.sampling.processors import check_extra_args
+from octavo.speculate.drafting import Drafting, make_drafter
+from octavo.speculate.settings import drafter_spec
 from octavo.structured.client import GrammarProcess
 from octavo.weights.source import ModelSource
 
@@ -55,8 +58,10 @@ def build_engine(
     config, platform = activate(config, lock)
     caps = platform.caps
     if config.scheduler.run_ahead is None:
-        config = with_field(config, "scheduler.run_ahead", 1 if caps.streams else 0)
+        ahead = caps.streams and config.scheduler.speculative_config is None
+        config = with_field(config, "scheduler.run_ahead", 1 if ahead else 0)
     assert config.scheduler.run_ahead is not None
+    drafting = open_drafter(config, platform)
     worker = build_ranks(config, platform, progress=progress)
     loop = EngineLoop(
         worker.executor,
@@ -68,6 +73,7 @@ def build_engine(
         source=Rebuild(config, platform, worker),
         check_extra_args=partial(check_extra_args, worker.processors, vocab_size=worker.vocab_size),
         grammars=make_grammars(config, worker),
+        drafting=drafting and drafting(vocab_size=worker.vocab_size),
     )
     return loop, model_info(config, platform.name, worker)
 
@@ -101,6 +107,16 @@ class Rebuild:
         gc.collect()
         gc.freeze()
         return worker.executor
+
+
+def open_drafter(config: EngineConfig, platform: ActivePlatform) -> Callable[..., Drafting] | None:
+    """What speculates, once it knows `vocab_size`. Raises ConfigError, before any weight is loaded."""
+    speculative = config.scheduler.speculative_config
+    if speculative is None:
+        return None
+    method, spec = drafter_spec(speculative)
+    drafter = make_drafter(method, spec, load_extensions(platform).drafters)
+    return partial(Drafting, drafter, name=method, num_tokens=spec.num_tokens)
 
 
 def make_grammars(config: EngineConfig, worker: Worker) -> GrammarProcess | None:

@@ -71,10 +71,15 @@ COUNTERS = {
     "engine_steps": ("steps", "Steps of the engine."),
     "grammars_compiled": ("grammars", "Grammars of structured outputs compiled, not found in the cache."),
     "grammar_compile_seconds": ("grammar_seconds", "Seconds that requests waited for those."),
+    "spec_decode_num_drafts": ("spec_drafts", "Times that a sequence had draft tokens to check."),
+    "spec_decode_num_draft_tokens": ("spec_draft_tokens", "Draft tokens checked."),
 }
 """Metric -> field of `Stats`, help. Counters are exposed with `_total`."""
 
 WAITING = "Sequences that wait, by what for: capacity is a place in the batch or KV memory."
+
+ACCEPTED = "Draft tokens that the model said too."
+ACCEPTED_AT = "The same, by place behind the last known token."
 
 SLEEP = "1 for the state that the engine is in."
 SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
@@ -103,6 +108,13 @@ class StatsCollector(Collector):
             counter = CounterMetricFamily(PREFIX + name, text, labels=LABELS)
             counter.add_metric(labels, getattr(stats, field))
             yield counter
+        accepted = CounterMetricFamily(PREFIX + "spec_decode_num_accepted_tokens", ACCEPTED, labels=LABELS)
+        accepted.add_metric(labels, sum(stats.spec_accepted))
+        yield accepted
+        by_place = CounterMetricFamily(accepted.name + "_per_pos", ACCEPTED_AT, labels=(*LABELS, "position"))
+        for place, number in enumerate(stats.spec_accepted):
+            by_place.add_metric((*labels, str(place)), number)
+        yield by_place
         waiting = GaugeMetricFamily(PREFIX + "num_requests_waiting_by_reason", WAITING, labels=(*LABELS, "reason"))
         waiting.add_metric((*labels, "capacity"), stats.waiting)
         yield waiting

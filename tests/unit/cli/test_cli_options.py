@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from typing import Any
@@ -43,7 +44,7 @@ USUAL = """
 --no-enable-chunked-prefill --scheduling-policy --enforce-eager --platform --platform-opt --kernel --attention-backend
 --require-native --strict --seed --tokenizer --served-model-name --chat-template --revision --load-format
 --quantization --trust-remote-code --skip-tokenizer-init --num-kv-blocks --kv-cache-memory-bytes --run-ahead --threads
---tensor-parallel-size
+--tensor-parallel-size --speculative-config
 """
 
 
@@ -81,6 +82,15 @@ def test_flags_reach_their_fields() -> None:
     assert "scheduler.max_num_seqs" not in config.user_set
 
 
+def test_a_flag_of_json_is_an_object() -> None:
+    text = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}'
+    config, result = parse("--speculative-config", text)
+    assert result.exit_code == 0, result.output
+    assert config.scheduler.speculative_config == json.loads(text)
+    env = {"OCTAVO_SPECULATIVE_CONFIG": text}
+    assert parse(env=env)[0].scheduler.speculative_config == json.loads(text)
+
+
 def test_environment_variables_stand_in_for_flags() -> None:
     env = {"OCTAVO_MAX_NUM_SEQS": "3", "OCTAVO_MODEL": "here", "OCTAVO_PLATFORM_OPT": "a=1 b=2"}
     config, _ = parse(env=env)
@@ -97,6 +107,8 @@ def test_environment_variables_stand_in_for_flags() -> None:
         (["--max-model-len", "lots"], "not a whole number"),
         (["--kernel", "rms_norm"], "must look like key=value"),
         (["--no-such-flag"], "No such option"),
+        (["--speculative-config", "ngram"], "'ngram' is not JSON"),
+        (["--speculative-config", "[1]"], "is not a JSON object"),
     ],
 )
 def test_wrong_usage_exits_with_2(arguments: list[str], message: str) -> None:

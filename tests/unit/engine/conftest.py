@@ -15,6 +15,7 @@ from octavo.engine.messages import Abort, Deltas, Failure, Finish, LogprobBlock,
 from octavo.plugin.data import ScheduleLimits
 from octavo.plugin.step import KVGroup
 from octavo.sampling.params import SamplingParams
+from octavo.speculate.drafting import Drafting
 from octavo.testing.scripted import ScriptedExecutor
 
 EOS = 0
@@ -29,6 +30,40 @@ def counting(prompt: tuple[int, ...]) -> Sequence[int]:
 def hashed(prompt: tuple[int, ...]) -> Sequence[int]:
     """An answer in which every token depends on the whole prompt and all tokens before."""
     return random.Random(repr(prompt)).choices(range(1, 250), k=400)
+
+
+class Seer:
+    """A drafter that knows the script of every prompt submitted, and says of it what `kind` lets it: "right" all,
+    "wrong" nothing that is true, "mixed" sometimes this, sometimes that, sometimes nothing."""
+
+    def __init__(self, script, kind):
+        self.script, self.kind = script, kind
+        self.prompts: list[list[int]] = []
+        self.rng = random.Random(5)
+        self.asked = 0
+
+    def propose(self, batch):
+        self.asked += len(batch.rows)
+        drafts = np.full((len(batch.rows), int(batch.most.max())), -1, np.int32)
+        for out, tokens, most in zip(drafts, batch.tokens, batch.most.tolist(), strict=True):
+            assert not tokens.flags.writeable
+            coming = self.coming(tokens.tolist())[:most]
+            if self.kind == "wrong":
+                coming = [token % 200 + 1 for token in coming]
+            if self.kind == "mixed":
+                coming = [t if self.rng.random() < 0.7 else 3 for t in coming[: self.rng.randrange(most + 1)]]
+            out[: len(coming)] = coming
+        return drafts
+
+    def coming(self, tokens):
+        """What the scripts say behind these tokens: behind the longest prompt that they can be of."""
+        for prompt in sorted(self.prompts, key=len, reverse=True):
+            if tokens[: len(prompt)] == prompt:
+                answer = list(self.script(tuple(prompt)))
+                said = tokens[len(prompt) :]
+                if answer[: len(said)] == said:
+                    return answer[len(said) :]
+        return []
 
 
 class Drive:
@@ -49,8 +84,13 @@ class Drive:
         policy="fcfs",
         enable_chunked_prefill=True,
         max_queue=None,
+        drafter=None,
+        num_drafts=3,
+        vocab_size=256,
         **scripted,
     ):
+        """drafter: a kind of `Seer`, or an object."""
+        self.seer = Seer(script, drafter) if isinstance(drafter, str) else drafter
         self.executor = executor or ScriptedExecutor(script, kv_groups=groups, eos=EOS, **scripted)
         self.loop = EngineLoop(
             self.executor,
@@ -64,7 +104,8 @@ class Drive:
             ),
             limits=limits,
             max_model_len=max_model_len,
-            run_ahead=run_ahead,
+            run_ahead=0 if drafter else run_ahead,
+            drafting=drafter and Drafting(self.seer, name="seer", num_tokens=num_drafts, vocab_size=vocab_size),
         )
         self.free_at_start = self.loop.stats.free_blocks
         self.tokens: defaultdict[int, list[int]] = defaultdict(list)
@@ -78,6 +119,8 @@ class Drive:
     def submit(
         self, prompt, *, handle, max_tokens=4, client=0, eos=(EOS,), priority=0, lora=0, salt=b"", leader=0, **params
     ):
+        if isinstance(self.seer, Seer):
+            self.seer.prompts.append(list(prompt))
         self.loop.receive(
             Submit(
                 handle=handle,

@@ -43,6 +43,8 @@ SETTINGS = st.fixed_dictionaries(
         "max_num_batched_tokens": st.sampled_from([1, 2, 3, 5, 8, 20, 64]),
         "enable_chunked_prefill": st.sampled_from([True, True, False]),
         "limits": LIMITS,
+        "drafter": st.sampled_from([None, None, "right", "wrong", "mixed"]),
+        "num_drafts": st.integers(1, 6),
     }
 )
 WIDTHS = st.sampled_from(["one", "three", "random"])

@@ -6,6 +6,7 @@ engine. Flags that the user leaves out stay None, so that `EngineConfig.user_set
 
 from __future__ import annotations
 
+import json
 import re
 import types
 import typing
@@ -43,6 +44,8 @@ HELP: Mapping[str, str] = {
     "scheduler.enable_chunked_prefill": "Spread long prompts over several steps.",
     "scheduler.run_ahead": "Steps scheduled before the last one's tokens are known; by default the platform's choice.",
     "scheduler.max_queue": "Most waiting requests before new ones are turned away.",
+    "scheduler.speculative_config": "JSON: a drafter, how many tokens it may guess in a step, its own keys; such as "
+    '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}.',
     "parallel.tensor_parallel_size": "Ranks that each layer is split over.",
     "structured.structured_outputs_backend": "Grammar library of requests that name none; auto chooses for each.",
     "structured.structured_outputs_timeout": "Seconds that a schema, regex or grammar may take to compile.",
@@ -101,6 +104,21 @@ class Pair(click.ParamType[tuple[str, str]]):
         return key, text
 
 
+class Json(click.ParamType[dict[str, Any]]):
+    """A JSON object."""
+
+    name = "json"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, Any]:
+        try:
+            found = value if isinstance(value, dict) else json.loads(value)
+        except ValueError as error:
+            self.fail(f"{value!r} is not JSON: {error}", param, ctx)
+        if not isinstance(found, dict):
+            self.fail(f"{value!r} is not a JSON object", param, ctx)
+        return found
+
+
 def flat_name(dotted: str) -> str:
     """The name that `make_config` takes for a field."""
     return next((flat for flat, target in ALIASES.items() if target == dotted), dotted.rpartition(".")[2])
@@ -123,6 +141,8 @@ def _click_type(dotted: str, hint: Any) -> Any:
         return click.Choice(get_args(hint))
     if dotted in ("platform.options", "platform.kernels"):
         return Pair()
+    if dotted == "scheduler.speculative_config":
+        return Json()
     return {int: Size(), float: float, bool: bool}.get(hint, str)
 
 

@@ -36,6 +36,7 @@ from octavo.engine.standstill import ExecutorSource, Standstill
 from octavo.errors import EngineError, RequestError
 from octavo.plugin.contracts import MaskingExecutor, ModelExecutor
 from octavo.plugin.data import ScheduleLimits
+from octavo.speculate.drafting import Drafting
 
 
 class EngineLoop:
@@ -53,11 +54,14 @@ class EngineLoop:
         source: ExecutorSource | None = None,
         check_extra_args: Callable[[dict[str, Any]], None] | None = None,
         grammars: Grammars | None = None,
+        drafting: Drafting | None = None,
     ) -> None:
         """source: makes the executor again when the engine wakes up; None: it cannot sleep.
         check_extra_args: raises RequestError for what the executor's logits processors do not take.
-        grammars: gives answers their shapes; None: requests that want one are refused."""
+        grammars: gives answers their shapes; None: requests that want one are refused.
+        drafting: guesses tokens behind the last known one, so that nothing can run ahead; None: a token a step."""
         assert run_ahead in (0, 1), f"run_ahead is 0 or 1, not {run_ahead}"
+        assert not (drafting and run_ahead), "drafts need the last step's tokens"
         self._executor: ModelExecutor | None = executor
         self._run_ahead = run_ahead
         self._still = Standstill(source)
@@ -70,6 +74,7 @@ class EngineLoop:
             limits=limits,
             max_model_len=max_model_len,
             grammars=grammars if isinstance(executor, MaskingExecutor) else None,
+            drafting=drafting,
         )
 
     def warm(self) -> None:

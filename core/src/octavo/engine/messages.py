@@ -108,7 +108,11 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
-    """Engine gauges and counters (counters only grow) after a step."""
+    """Engine gauges and counters (counters only grow) after a step.
+
+    spec_drafts: times that a sequence had drafts; spec_draft_tokens: all of them; spec_accepted: those that came true,
+    by place.
+    """
 
     running: int = 0
     waiting: int = 0
@@ -125,6 +129,9 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     paused: bool = False
     grammars: int = 0
     grammar_seconds: float = 0.0
+    spec_drafts: int = 0
+    spec_draft_tokens: int = 0
+    spec_accepted: tuple[int, ...] = ()
 
 
 class Deltas(msgspec.Struct, frozen=True, kw_only=True, tag=True):

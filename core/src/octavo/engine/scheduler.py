@@ -12,33 +12,37 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
 
 from octavo.config import CacheConfig, SchedulerConfig
 from octavo.engine.accept import Accepted, accept, end_repetitions
+from octavo.engine.drafts import Drafted, add_drafts, settle
 from octavo.engine.kv import join_updates
 from octavo.engine.messages import Failure, Finish, LogprobBlock, Stats
 from octavo.engine.outbox import Outbox, Progress
-from octavo.engine.plan import Kind, Plan, Room, plan_running
+from octavo.engine.plan import Flags, Kind, Plan, Room, plan_running
 from octavo.engine.roster import Roster
 from octavo.engine.sequence import Sequence
 from octavo.engine.shapes import Grammars, Shapes
-from octavo.engine.table import Rows
+from octavo.engine.table import NEVER, Rows
 from octavo.plugin.data import ScheduleLimits
 from octavo.plugin.step import Admit, Batch, BlockUpdate, Ints, KVGroup, Masks, StepResult, TokenLogprobs
+from octavo.speculate.drafting import Drafting
 
 
 @dataclass(slots=True)
 class Launched:
     """A batch on its way. rows [S]: as in the batch; ends [S]: positions that they will have; prompts: rows that
-    compute known tokens."""
+    compute known tokens; most: rows of which only so many of the step's tokens count."""
 
     batch: Batch
     rows: Rows
     ends: Ints
     prompts: tuple[int, ...]
+    most: dict[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +67,10 @@ class Scheduler:
         limits: ScheduleLimits,
         max_model_len: int,
         grammars: Grammars | None = None,
+        drafting: Drafting | None = None,
     ) -> None:
         self.shapes = Shapes(grammars)
+        self.drafting = drafting
         self.config = scheduler
         self.limits = limits
         self.roster = Roster(groups, cache=cache, scheduler=scheduler, max_model_len=max_model_len)
@@ -99,6 +105,8 @@ class Scheduler:
         """Take in the result of the oldest batch in flight; what clients must learn goes to the outbox."""
         roster, table = self.roster, self.roster.table
         roster.done_step = launched.batch.step
+        if launched.batch.drafts is not None:
+            result = self._settle(launched, result)
         self._confirm(launched)
         for row in launched.prompts:
             if table.alive[row] and row not in result.errors:
@@ -111,9 +119,10 @@ class Scheduler:
                 self._fail(table.sequence(row), message)
             elif row in roster.leaving:
                 roster.leaving[row] = False
-        same = result.rows.tobytes() == launched.batch.rows.tobytes()
+        same = launched.batch.drafts is None and result.rows.tobytes() == launched.batch.rows.tobytes()
         rows = launched.rows if same else result.rows.astype(np.intp)
-        first = launched.ends if same else table.computed[rows]
+        # Behind drafts comes the first token that is not known: they wait for all steps before.
+        first = launched.ends if same else (table.computed if launched.batch.drafts is None else table.known)[rows]
         tokens, counts = result.tokens, result.counts
         if roster.leaving or result.errors:
             alive = table.alive[rows]
@@ -134,14 +143,26 @@ class Scheduler:
 
     def masks(self, launched: Launched) -> Masks:
         """What a masked batch may sample, once all steps before it are taken in. Ends answers that are whole."""
-        masks, done, errors = self.shapes.masks(self.roster, self.step, launched.rows[launched.batch.samples])
-        for row in done:
+        batch = launched.batch
+        drafts = None if batch.drafts is None else batch.drafts[batch.samples]
+        verdict = self.shapes.masks(self.roster, self.step, launched.rows[batch.samples], drafts)
+        for row in verdict.done:
             self._finish(self.roster.table.sequence(row), Finish.COMPLETE)
-        for row, message in errors.items():
+        for row, message in verdict.errors.items():
             self._fail(self.roster.table.sequence(row), message)
-        if done or errors:
+        if verdict.done or verdict.errors:
             self.roster.drop_ended()
-        return masks
+        launched.most = verdict.most
+        return verdict.masks
+
+    def _settle(self, launched: Launched, result: StepResult) -> StepResult:
+        """Take back what is computed behind drafts that turned out wrong, and tokens that are none of an answer's."""
+        assert self.drafting is not None, "only a drafter makes drafts"
+        if launched.most:
+            most = [launched.most.get(row, NEVER) for row in result.rows.tolist()]
+            result = replace(result, counts=np.minimum(result.counts, np.array(most, np.int32)))
+        launched.ends = settle(self.drafting, self.roster.table, launched.rows, launched.ends, launched.batch, result)
+        return result
 
     def _confirm(self, launched: Launched) -> None:
         """Note what a step has computed. Nothing of a row that an earlier step ended: an executor that learnt of the
@@ -190,7 +211,7 @@ class Scheduler:
     @property
     def stats(self) -> Stats:
         roster = self.roster
-        return Stats(
+        stats = Stats(
             running=len(roster.running),
             waiting=len(roster.waiting) + self.shapes.num_preparing,
             kv_usage=roster.kv.usage,
@@ -205,6 +226,7 @@ class Scheduler:
             grammars=self.shapes.num_compiled,
             grammar_seconds=self.shapes.compile_seconds,
         )
+        return stats if self.drafting is None else msgspec.structs.replace(stats, **self.drafting.counters)
 
     # ---- building a batch --------------------------------------------------------------------------------------
 
@@ -284,6 +306,13 @@ class Scheduler:
             table.target[rows[samples]] += 1
             prompts = tuple(row for row in rows.tolist() if row in filling)
             filling.difference_update(rows[whole].tolist())
+        drafts = None
+        if self.drafting is not None and (drafted := self._draft(rows, counts, ends, samples)):
+            order, drafts = drafted.order, drafted.drafts
+            rows, starts, samples = rows[order], starts[order], samples[order]
+            counts = counts[order] + drafted.lengths
+            ends = starts + counts
+            entries = [*entries, drafted.blocks] if drafted.blocks else entries
         self.step += 1
         table.scheduled[rows] = ends
         table.last_step[rows] = self.step
@@ -297,9 +326,22 @@ class Scheduler:
             admits=[start.admit for start in started],
             blocks=join_updates(entries),
             released=released,
+            drafts=drafts,
             masked=self.shapes.holds(table, rows[samples]) if self.shapes else False,
         )
         return Launched(batch, rows, ends, prompts)
+
+    def _draft(self, rows: Rows, counts: Ints, ends: Ints, samples: Flags) -> Drafted | None:
+        """Drafts for decodes, out of the tokens and blocks that the step has left: they are in nobody's way."""
+        assert self.drafting is not None
+        table, singles, cap = self.roster.table, counts == 1, self.limits.max_batch_context_tokens
+        if cap is not None and singles.sum() * (ends[singles].max(initial=0) + self.drafting.num_tokens) > cap:
+            return None
+        may = singles & samples & (table.known[rows] == ends) & table.draftable[rows]
+        if self.shapes:
+            may &= self.shapes.may_end(table, rows)
+        room = self.config.max_num_batched_tokens - int(counts.sum())
+        return add_drafts(self.drafting, self.roster, rows, ends, singles, may, room=room)
 
     # ---- taking in a result ------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from typing import Protocol
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from octavo.engine.messages import Abort, Failure, Finish, Submit
 from octavo.engine.outbox import Outbox
@@ -89,6 +90,17 @@ class Shape:
     number: int
     min_tokens: int
     tokens: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What grammars say of a step. done: rows whose answers are whole; most: rows that are whole, if drafts come true,
+    with that many of the step's tokens; errors: rows that cannot go on, with the reason."""
+
+    masks: Masks
+    done: list[int]
+    most: dict[int, int]
+    errors: dict[int, str]
 
 
 Key = tuple[int, int]
@@ -205,23 +217,34 @@ class Shapes:
         submit = table.sequence(row).submit
         return self._held[submit.client, submit.handle]
 
-    def masks(self, roster: Roster, step: int, rows: Rows) -> tuple[Masks, list[int], dict[int, str]]:
-        """The masks of a step whose sampling sequences have these rows; rows whose answers are whole; and rows that
-        cannot go on, with the reason."""
+    def may_end(self, table: RequestTable, rows: Rows) -> NDArray[np.bool_]:
+        """Rows whose answers may end where their grammar allows it, as those without a shape may."""
+        free = ~table.shaped[rows]
+        for place in np.flatnonzero(~free).tolist():
+            row = int(rows[place])
+            free[place] = table.known[row] - table.prompt[row] >= self._shape_of(table, row).min_tokens
+        return free
+
+    def masks(self, roster: Roster, step: int, rows: Rows, drafts: Ints | None) -> Verdict:
+        """The masks of a step whose sampling sequences have these rows and drafts [n, k]."""
         assert self._grammars is not None
         table = roster.table
         places = np.flatnonzero(table.shaped[rows] & table.alive[rows]).tolist()
+        lengths = np.zeros(len(rows), np.int32) if drafts is None else (drafts >= 0).sum(axis=1)
+        first = (np.cumsum(1 + lengths) - (1 + lengths)).tolist()
         wants = []
         for place in places:
             row = int(rows[place])
             shape = self._shape_of(table, row)
             tokens, shape.tokens = shape.tokens, []
             made = int(table.known[row] - table.prompt[row])
-            wants.append(Want(shape.number, tokens, made >= shape.min_tokens))
+            guesses = [] if drafts is None else drafts[place, : lengths[place]].tolist()
+            wants.append(Want(shape.number, tokens, made >= shape.min_tokens, guesses))
         allowed = self._grammars.masks(wants) if wants else Allowed(done=(), words=(), errors={})
         masked: list[int] = []
         words: list[Ints] = []
         done: list[int] = []
+        most: dict[int, int] = {}
         errors: dict[int, str] = {}
         position = 0
         for place, want in zip(places, wants, strict=True):
@@ -229,22 +252,26 @@ class Shapes:
             if want.number in allowed.errors:
                 errors[row] = allowed.errors[want.number]
                 continue
-            mask = allowed.words[position]
-            if allowed.done[position]:
-                done.append(row)
-            elif mask is not None:
-                masked.append(place)
-                words.append(mask)
-            position += 1
-        return (
-            Masks(
-                step=step,
-                places=np.array(masked, np.int32),
-                words=np.stack(words) if words else np.empty((0, 1), np.int32),
-            ),
-            done,
-            errors,
+            here = range(position, position + 1 + len(want.drafts))
+            position = here.stop
+            for offset, (whole, mask) in enumerate(
+                zip(allowed.done[here.start : here.stop], allowed.words[here.start : here.stop], strict=True)
+            ):
+                if whole:
+                    if offset:
+                        most[row] = offset
+                    else:
+                        done.append(row)
+                    break
+                if mask is not None:
+                    masked.append(first[place] + offset)
+                    words.append(mask)
+        masks = Masks(
+            step=step,
+            places=np.array(masked, np.int32),
+            words=np.stack(words) if words else np.empty((0, 1), np.int32),
         )
+        return Verdict(masks=masks, done=done, most=most, errors=errors)
 
     def close(self) -> None:
         if self._grammars is not None:

@@ -54,6 +54,7 @@ class RequestTable:
         self.alive = np.zeros(num_rows, np.bool_)
         self.samples = np.zeros(num_rows, np.bool_)
         self.shaped = np.zeros(num_rows, np.bool_)
+        self.draftable = np.zeros(num_rows, np.bool_)
         self.handle = np.zeros(num_rows, np.int64)
         self.client = np.zeros(num_rows, np.int32)
         self.cached = np.zeros(num_rows, np.int32)
@@ -87,6 +88,8 @@ class RequestTable:
         self.alive[row] = True
         self.samples[row] = seq.samples
         self.shaped[row] = seq.shaped
+        # Logits processors are asked once a token, in the order of the answer.
+        self.draftable[row] = not submit.params.extra_args
         self.handle[row] = submit.handle
         self.client[row] = submit.client
         self.cached[row] = seq.cached

@@ -47,6 +47,7 @@ from octavo.plugin.data import (
     WorkerLaunch,
     no,
 )
+from octavo.plugin.drafter import Drafter, DrafterSpec, DraftInput
 from octavo.plugin.hookspecs import hookimpl
 from octavo.plugin.quant import Along, MatrixSpec, QuantFormat, QuantLayer, QuantTensor, plain_weight
 from octavo.plugin.specs import (
@@ -85,6 +86,9 @@ __all__ = [
     "ConfigPatch",
     "Device",
     "DeviceDesc",
+    "DraftInput",
+    "Drafter",
+    "DrafterSpec",
     "EngineConfig",
     "Event",
     "ExtensionRegistry",

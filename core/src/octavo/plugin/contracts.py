@@ -228,6 +228,10 @@ class ExtensionRegistry(Protocol):
         """A `LogitsProcessor`, imported at start-up."""
         ...
 
+    def drafter(self, name: str, target: str) -> None:
+        """A `Drafter`, for `--speculative-config '{"method": name, ...}'`."""
+        ...
+
     def tool_parser(self, name: str, target: str) -> None:
         """A `ToolFormat` of `octavo.server.parsers.grammar`, for `--tool-call-parser`: "package.module:NAME"."""
         ...

@@ -80,7 +80,7 @@ class ScheduleLimits:
     """What a platform cannot do in one step, as data; nobody subclasses the scheduler.
 
     mix_prefill_decode: False if one step may hold either prefills or decodes.
-    max_prefills_per_step: most sequences with more than one scheduled token in one step.
+    max_prefills_per_step: most sequences with more than one scheduled token in one step, drafts not counted.
     token_multiple / seq_multiple: padding of a step's tokens / sequences.
     max_batch_context_tokens: cap on (sequences x longest context) of a decode batch.
     block_sizes: KV block sizes that the attention kernels take.
@@ -114,6 +114,7 @@ class PlatformCaps:
     graph: "capture" (replay of recorded steps), "aot" (compiled ahead), or "none".
     shapes: "bucketed" pads every step to `buckets`.
     features: "lora", "prefix_cache", "chunked_prefill", "spec_decode", "structured", "sleep", ... .
+        "spec_decode": a decode may have a few tokens, as attention takes any number of them for each sequence.
     extras: opaque to core.
     """
 

@@ -98,8 +98,8 @@ def make_executor(config: EngineConfig, device: Device) -> ModelExecutor | None:
 
 @hookspec
 def register_extensions(registry: ExtensionRegistry) -> None:
-    """What is hardware-neutral, by name: models, quantization formats, parsers, logits processors. The only hook of the
-    group `octavo.extensions`."""
+    """What is hardware-neutral, by name: models, quantization formats, parsers, drafters, logits processors. The only
+    hook of the group `octavo.extensions`."""
 
 
 @hookspec

@@ -55,9 +55,11 @@ class BlockUpdate:
 class Batch:
     """One step. Sequence i computes positions starts[i] .. starts[i] + counts[i] - 1 of row rows[i].
 
-    Sequences are ordered: decodes first (counts 1, or 1 + drafts), then prefills.
-    samples: bool [S]; a token is sampled from the last position (False for an unfinished prefill).
-    drafts: int32 [S, k] draft tokens behind the last known token, -1 padded; None if nobody speculates.
+    Sequences are ordered: decodes first (counts 1, then 1 + drafts), then prefills.
+    samples: bool [S]; a token is sampled from the last position (False for an unfinished prefill), and with drafts from
+        each position before that from the last known token on.
+    drafts: int32 [S, k] draft tokens behind the last known token, -1 padded; None if nobody has any. They are the last
+        of a sequence's counts[i] tokens. What is computed for those that turn out wrong is computed again later.
     masked: some of its sequences may not sample every token: a `MaskingExecutor` samples once it has the `Masks`.
     released: rows whose sequences ended before this step; their state may be dropped.
     """
@@ -87,6 +89,7 @@ class Masks:
     """Which tokens a step that was launched may sample.
 
     places int32 [M], ascending: of the batch's sequences that sample, counted among themselves; the others are free.
+    With drafts, of the positions that are sampled from: those of one sequence count one after another.
     words int32 [M, ceil(vocab / 32)]: bit i of word w set = token 32 w + i allowed.
     """
 
@@ -115,6 +118,7 @@ class StepResult:
     """Sampled tokens of the sequences of a batch that had `samples` set, in batch order.
 
     rows int32 [n]; tokens int32 [n, w] with w >= 1, -1 padded; counts int32 [n]: tokens valid in each row (1..w).
+        Behind drafts those that agree with them and the first one that does not, or the one behind the last.
     logprobs: for rows that asked; `start` is the position of the first sampled token.
     prompt_logprobs: for rows that asked, the part that this step computed.
     errors: row -> message, for rows that failed alone (for example non-finite logits).

@@ -35,15 +35,15 @@ ALIGNMENT = 16
 class Staging:
     """Pinned host memory of one step: what it sends lies here until it is collected, and what comes back arrives here.
 
-    tokens: int64 [max_seqs].
+    tokens: int64 [max_tokens].
     """
 
-    def __init__(self, device: Device, max_seqs: int) -> None:
+    def __init__(self, device: Device, max_tokens: int) -> None:
         self._device = device
         self._target = device.torch_device
         self._take(UPLOAD_BYTES)
         self._outgrown: list[Tensor] = []
-        self.tokens = device.pin(torch.empty(max_seqs, dtype=torch.int64))
+        self.tokens = device.pin(torch.empty(max_tokens, dtype=torch.int64))
 
     def _take(self, size: int) -> None:
         self._memory = self._device.pin(torch.empty(size, dtype=torch.uint8))
@@ -143,6 +143,19 @@ class RequestTable:
         whole[0, : len(ids)] = ids
         self.tokens[staging.send(np.array([admit.row], np.int64))] = staging.send(whole)
 
+    def write_drafts(self, batch: Batch, staging: Staging) -> None:
+        """Write drafts behind the tokens that are known: steps read them as they read those."""
+        assert batch.drafts is not None, "the batch has no drafts"
+        given = batch.drafts >= 0
+        seqs, column = given.nonzero()
+        positions = (batch.starts + batch.counts - given.sum(axis=1))[seqs] + column
+        self.write(batch.rows[seqs], positions, staging.send(batch.drafts[given]), staging)
+
+    def write(self, rows: NDArray[Any], positions: NDArray[Any], ids: Tensor, staging: Staging) -> None:
+        """Set tokens [N] at different places."""
+        places = rows.astype(np.int64) * self.tokens.shape[1] + positions
+        self.tokens.view(-1)[staging.send(places)] = ids.to(self.tokens.dtype)
+
     def update(self, updates: Sequence[BlockUpdate], staging: Staging) -> None:
         """Write new block ids, one update per KV group."""
         width = self.blocks.shape[1]
@@ -240,7 +253,8 @@ class InputBuffers:
         seqs[0, :num_seqs] = batch.rows
         seqs[0, num_seqs : key.num_seqs] = self._table.padding_row
         seqs[1, :num_seqs] = kv_lens
-        seqs[2, :num_seqs] = batch.samples
+        if batch.drafts is None:  # else there is more than one token to choose for a sequence: see `Places`
+            seqs[2, :num_seqs] = batch.samples
         self._uploaded.copy_(staging.stage(packed), non_blocking=True)
         max_q_len = 1 if key.max_q_len == 1 else int(counts.max())
         return HostStep(

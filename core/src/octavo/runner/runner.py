@@ -1,6 +1,7 @@
 """The model runner: one for all platforms. A `Batch` in, a `StepResult` out.
 
     launch: table <- what changed | begin_step -> attention plans -> model -> logits -> tokens -> commit_tokens
+        with drafts: logits behind each of them too, and no commit: tokens go where they stand (`speculate.places`)
     mask: of a masked batch, everything from the choice of tokens on; launch has left that out
     collect: wait for the oldest launched step; its tokens are in pinned memory by then
 
@@ -22,12 +23,14 @@ from torch import Tensor
 
 from octavo.layers.context import BuildContext, StepState
 from octavo.models.registry import Model
-from octavo.plugin.contracts import AttnBatch, BatchKey, Event, GraphRunner, KVView, start_step
-from octavo.plugin.step import Batch, KVGroup, Masks, StepResult, TokenLogprobs
+from octavo.plugin.contracts import AttnBatch, BatchKey, GraphRunner, KVView, start_step
+from octavo.plugin.step import Batch, KVGroup, Masks, StepResult
 from octavo.runner.buckets import Shapes
 from octavo.runner.inputs import DeviceStep, HostStep, InputBuffers, RequestTable, Staging
+from octavo.runner.results import Pending
 from octavo.runner.scoring import PromptScorer
 from octavo.sampling.sampler import OPS, Sampled, Sampler
+from octavo.speculate.places import Places
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,24 +44,11 @@ class Outputs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pending:
-    """A launched step: what `collect` has to wait for and turn into numpy. By then it is all on the host.
-
-    places: where in staging.tokens the tokens of the sequences that sampled lie.
-    """
-
-    batch: Batch
-    staging: Staging
-    places: NDArray[np.intp]
-    sampled: Sampled
-    prompt_logprobs: list[tuple[int, int, Tensor, Tensor, Tensor]]
-    done: Event
-
-
-@dataclass(frozen=True, kw_only=True)
 class Computed:
-    """A step up to its logits: tokens are still to be chosen. record: its shape, if it is to be recorded."""
+    """A step up to its logits: tokens are still to be chosen. drafted: where, if there are drafts.
+    record: its shape, if it is to be recorded."""
 
+    drafted: Places | None
     batch: Batch
     staging: Staging
     step: DeviceStep
@@ -113,7 +103,6 @@ class ModelRunner:
 
     def launch(self, batch: Batch) -> None:
         """Start a step; returns as soon as its work is queued on the device."""
-        assert batch.drafts is None, "no drafter is configured, yet the batch holds drafts"
         staging = self._take_staging()
         with self.ctx.device.inference():
             if self.unmasked is not None:
@@ -129,16 +118,25 @@ class ModelRunner:
             for admit in batch.admits:
                 self.scorer.admit(admit)
             self.table.update(batch.blocks, staging)
+            drafted, at = None, None
+            if batch.drafts is not None:
+                self.table.write_drafts(batch, staging)
+                drafted = Places.of(batch)
+                at = staging.send(drafted.at)
             key, recordable = self._choose(batch)
             host = self.buffers.send(batch, key, staging)
             captured = self.captured.get(key)
             if captured is not None:
                 step, outputs = captured.step, self._replay(captured, host)
+                if at is not None:
+                    outputs = Outputs(hidden=outputs.hidden, logits=self._logits(outputs.hidden, at))
             else:
                 step = self.buffers.views(key, key.max_context or host.max_kv_len)
-                outputs = self._compute(step, host)
+                outputs = self._compute(step, host, at)
             key_to_record = key if recordable and captured is None else None
-            computed = Computed(batch=batch, staging=staging, step=step, outputs=outputs, record=key_to_record)
+            computed = Computed(
+                batch=batch, staging=staging, step=step, outputs=outputs, record=key_to_record, drafted=drafted
+            )
             if batch.masked:
                 self.unmasked = computed
             else:
@@ -160,7 +158,10 @@ class ModelRunner:
         """Choose tokens, and queue what `collect` will read."""
         batch, staging, outputs = computed.batch, computed.staging, computed.outputs
         self.sampler.upload = staging.send
-        places, sampled = self._sample(batch, computed.step, outputs, masks)
+        if computed.drafted is not None:
+            places, sampled = self._sample_drafted(computed.drafted, outputs.logits, masks, staging)
+        else:
+            places, sampled = self._sample(batch, computed.step, outputs, masks)
         scored = self.scorer.score(batch, outputs.hidden)
         # Queued here, ahead of the next step: a copy that `collect` asks for would wait until that step is done.
         staging.tokens[: len(sampled.tokens)].copy_(sampled.tokens, non_blocking=True)
@@ -169,7 +170,15 @@ class ModelRunner:
         done = self.ctx.device.event()
         done.record()
         self.pending.append(
-            Pending(batch=batch, staging=staging, places=places, sampled=sampled, prompt_logprobs=scored, done=done)
+            Pending(
+                batch=batch,
+                staging=staging,
+                places=places,
+                drafted=computed.drafted,
+                sampled=sampled,
+                prompt_logprobs=scored,
+                done=done,
+            )
         )
         if computed.record is not None:
             self.record(computed.record)
@@ -177,16 +186,17 @@ class ModelRunner:
             self.ctx.device.empty_cache()
 
     def _take_staging(self) -> Staging:
-        return self.idle.pop() if self.idle else Staging(self.ctx.device, self.shapes.max_seqs)
+        # A token may be sampled behind each one that is computed, not only behind each sequence.
+        return self.idle.pop() if self.idle else Staging(self.ctx.device, self.shapes.max_tokens)
 
     def _choose(self, batch: Batch) -> tuple[BatchKey, bool]:
         max_context = int((batch.starts + batch.counts).max())
         return self.shapes.choose(batch.num_tokens, batch.num_seqs, max_context, int(batch.counts.max()))
 
-    def _compute(self, step: DeviceStep, host: HostStep) -> Outputs:
-        """The step, eagerly: block tables are cut to the longest context."""
+    def _compute(self, step: DeviceStep, host: HostStep, at: Tensor | None) -> Outputs:
+        """The step, eagerly: block tables are cut to the longest context. at: see `_forward`."""
         self._begin(step)  # first, as a plan may read what it writes
-        return self._forward(step, host.key, self._plan(step.attention(host), graph=False))
+        return self._forward(step, host.key, self._plan(step.attention(host), graph=False), at)
 
     def _plan(self, batches: Sequence[AttnBatch], *, graph: bool) -> list[Any]:
         attention = self.ctx.attention
@@ -211,14 +221,18 @@ class ModelRunner:
             step.picks,
         )
 
-    def _forward(self, step: DeviceStep, key: BatchKey, plans: Sequence[Any]) -> Outputs:
+    def _forward(self, step: DeviceStep, key: BatchKey, plans: Sequence[Any], at: Tensor | None = None) -> Outputs:
+        """at int64 [N]: the tokens behind which logits are wanted; None: the last of each sequence."""
         for backend, plan in zip(self.ctx.attention.backends, plans, strict=True):
             start_step(backend, plan)
         state = StepState(positions=step.positions, slots=step.slots.unbind(), plans=plans, kv=self.kv)
         hidden = self.model.forward(step.ids, state)
-        # In a decode step token i is the last one of sequence i already.
-        last = hidden if key.max_q_len == 1 else self.take_rows(step.picks[0], hidden)
-        return Outputs(hidden=hidden, logits=self.model.logits(last))
+        if at is None and key.max_q_len == 1:  # in a decode step token i is the last one of sequence i already
+            return Outputs(hidden=hidden, logits=self.model.logits(hidden))
+        return Outputs(hidden=hidden, logits=self._logits(hidden, step.picks[0] if at is None else at))
+
+    def _logits(self, hidden: Tensor, at: Tensor) -> Tensor:
+        return self.model.logits(self.take_rows(at, hidden))
 
     def _sample(
         self, batch: Batch, step: DeviceStep, outputs: Outputs, masks: Masks | None
@@ -241,6 +255,17 @@ class ModelRunner:
         sampled = self.sampler.sample(logits.float(), rows, positions, masks)
         self._commit(sampled.tokens, picks)
         return np.arange(len(sampling)), sampled
+
+    def _sample_drafted(
+        self, drafted: Places, logits: Tensor, masks: Masks | None, staging: Staging
+    ) -> tuple[NDArray[np.intp], Sampled]:
+        """Choose the tokens of all places, and write them where they stand. Those behind a wrong draft are wrong too:
+        the next step begins before them, so nobody reads them. Returns as `_sample`, by place."""
+        if masks is not None and not len(masks.places):
+            masks = None
+        sampled = self.sampler.sample(logits.float(), drafted.rows, drafted.positions, masks, drafted)
+        self.table.write(drafted.rows, drafted.positions, sampled.tokens.clamp_min(0), staging)
+        return np.arange(len(drafted.rows)), sampled
 
     def _commit(self, tokens: Tensor, picks: Tensor) -> None:
         table = self.table
@@ -309,47 +334,12 @@ class ModelRunner:
         """Wait for the oldest launched step."""
         step = self.pending.popleft()
         step.done.synchronize()
-        batch, sampled = step.batch, step.sampled
-        rows = batch.rows[batch.samples]
-        tokens = step.staging.tokens.numpy()[step.places].astype(np.int32)
-        logprobs = self._logprobs(batch, sampled)
+        result = step.result()
         self._give_back(step.staging)
-        nothing = "no token can be chosen: the logits are not finite, or every token is forbidden"
-        errors = {row: sampled.errors.get(row, nothing) for row in rows[tokens < 0].tolist()}
-        return StepResult(
-            step=batch.step,
-            rows=rows,
-            tokens=tokens[:, None],
-            counts=np.ones(len(rows), np.int32),
-            logprobs=logprobs,
-            prompt_logprobs=[_to_host(*entry) for entry in step.prompt_logprobs],
-            errors=errors,
-        )
-
-    def _logprobs(self, batch: Batch, sampled: Sampled) -> list[TokenLogprobs]:
-        found = sampled.logprobs
-        if found is None:
-            return []
-        rows = batch.rows[batch.samples][found.places].tolist()
-        starts = (batch.starts + batch.counts)[batch.samples][found.places].tolist()
-        # Each row gets what it asked for, not the most that the step found.
-        return [
-            _to_host(row, start, found.ids[i : i + 1, own], found.values[i : i + 1, own], found.ranks[i : i + 1])
-            for i, (row, start, own) in enumerate(zip(rows, starts, found.columns, strict=True))
-        ]
+        return result
 
     def close(self) -> None:
         """Drop recorded steps and the KV cache."""
         self.graph.close()
         self.captured.clear()
         self.kv = ()
-
-
-def _to_host(row: int, start: int, ids: Tensor, values: Tensor, ranks: Tensor) -> TokenLogprobs:
-    return TokenLogprobs(
-        row=row,
-        start=start,
-        ids=ids.cpu().numpy().astype(np.int32),
-        values=values.cpu().numpy().astype(np.float32),
-        ranks=ranks.cpu().numpy().astype(np.int32),
-    )

@@ -30,6 +30,7 @@ from octavo.runner.graphs import EagerRunner
 from octavo.runner.kvcache import NULL_BLOCKS, GroupNeed, allocate, divide, measure_recorded, measure_step
 from octavo.runner.runner import ModelRunner
 from octavo.sampling.params import SamplingParams
+from octavo.speculate.settings import num_drafts
 from octavo.weights import loader
 from octavo.weights.source import ModelSource, open_model
 
@@ -154,7 +155,8 @@ def _with_memory(
     if budget is None and config.cache.num_blocks is None and sizes is None:
         null = [KVPlan(spec=n.spec, num_layers=n.num_layers, num_blocks=NULL_BLOCKS) for n in needs]
         eager = Shapes(limits=limits, schedule=platform.caps.schedule, buckets=shapes.buckets)
-        footprint = measure_step(device, lambda: run_largest(runner(null, eager, EagerRunner()), limits))
+        guesses = num_drafts(config.scheduler.speculative_config)
+        footprint = measure_step(device, lambda: run_largest(runner(null, eager, EagerRunner()), limits, guesses))
         if shapes.captured:
             # The recordings hold the addresses of these few blocks, so they are made again for the real ones.
             trial = runner(null, shapes, make_graph_runner(config, platform, ctx))
@@ -204,9 +206,11 @@ def kv_state(worker: Worker) -> str:
     return f"KV blocks {', '.join(str(group.num_blocks) for group in worker.executor.kv_groups)}"
 
 
-def run_largest(runner: ModelRunner, limits: BatchLimits) -> None:
-    """Run the largest step once, to see its memory. All its KV goes to the null block."""
-    num_seqs = min(limits.max_num_seqs, limits.max_num_tokens)
+def run_largest(runner: ModelRunner, limits: BatchLimits, num_drafts: int = 0) -> None:
+    """Run the largest step once, to see its memory. All its KV goes to the null block. num_drafts: of each sequence,
+    behind which logits are made as well."""
+    num_drafts = min(num_drafts, limits.max_num_tokens - 1, limits.max_model_len - 2)
+    num_seqs = min(limits.max_num_seqs, limits.max_num_tokens // (1 + num_drafts))
     counts = np.full(num_seqs, limits.max_num_tokens // num_seqs, np.int32)
     counts = np.minimum(counts, limits.max_model_len - 1).astype(np.int32)
     params = SamplingParams(temperature=1.0, top_p=0.9)  # filters need several copies of the logits
@@ -222,6 +226,7 @@ def run_largest(runner: ModelRunner, limits: BatchLimits) -> None:
             counts=counts,
             samples=np.ones(num_seqs, np.bool_),
             admits=admits,
+            drafts=np.zeros((num_seqs, num_drafts), np.int32) if num_drafts else None,
         )
     )
     runner.collect()

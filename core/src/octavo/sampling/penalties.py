@@ -40,9 +40,12 @@ class PenaltyState:
         """Where rows [N] lie."""
         return np.array([self.place[row] for row in rows.tolist()], np.int64)
 
-    def count(self, places: Tensor, tokens: Tensor) -> None:
-        """Add one sampled token int64 [N] to each place; -1 (a failed row) counts as token 0, nobody will read it."""
-        ones = torch.ones_like(tokens, dtype=torch.int32)
+    def count(self, places: Tensor, tokens: Tensor, counted: Tensor | None = None) -> None:
+        """Add one sampled token int64 [N] to each place; -1 (a failed row) counts as token 0, nobody will read it.
+
+        counted bool [N]: which of them; None: all.
+        """
+        ones = torch.ones_like(tokens, dtype=torch.int32) if counted is None else counted.to(torch.int32)
         self.counts.index_put_((places, tokens.clamp_min(0)), ones, accumulate=True)
 
     def _grow(self) -> None:

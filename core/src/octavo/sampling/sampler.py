@@ -22,6 +22,7 @@ from octavo.plugin.step import Admit, Masks
 from octavo.sampling.logprobs import FoundLogprobs, LogprobRows
 from octavo.sampling.penalties import PenaltyState
 from octavo.sampling.processors import ProcessorRows
+from octavo.speculate.places import Places
 
 NEG_INF = float("-inf")
 FLOATS = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
@@ -132,28 +133,42 @@ class Sampler:
         self.processed.release(row)
 
     def sample(
-        self, logits: Tensor, rows: NDArray[np.int32], positions: NDArray[np.int64], masks: Masks | None = None
+        self,
+        logits: Tensor,
+        rows: NDArray[np.int32],
+        positions: NDArray[np.int64],
+        masks: Masks | None = None,
+        drafted: Places | None = None,
     ) -> Sampled:
         """One token for each of N rows. logits float32 [N, V], may be changed; positions [N]: of the new tokens.
 
-        masks: their places are among the N.
+        masks: their places are among the N. drafted: the N are places behind drafts, several of a row. Drafts lie in
+        the request table already, where bad words read them.
         """
         places, late = self.logprobs.wanting(rows), self.logprobs.processed(rows)
         # A copy, as what follows changes the logits in place.
         seen = logits[self.upload(places)] if len(places) else None
-        self._adjust(logits, rows, positions, masks)
+        self._adjust(logits, rows, positions, masks, drafted)
         errors = self.processed.apply(logits, rows, positions, self.upload) if self.processed.any else {}
         tokens = self._choose(logits, rows, positions, scale=len(late) > 0)
         if self.penalised[rows].any():
             places_penalised = np.flatnonzero(self.penalised[rows])
             where = self.upload(self.penalty_state.places(rows[places_penalised]))
-            self.penalty_state.count(where, tokens[self.upload(places_penalised)])
+            index = self.upload(places_penalised)
+            counted = None if drafted is None else self._reached(tokens, drafted)[index]
+            self.penalty_state.count(where, tokens[index], counted)
         if seen is None:
             return Sampled(tokens=tokens, errors=errors)
         if len(late):
             seen[self.upload(np.searchsorted(places, late))] = logits[self.upload(late)]
         found = self.logprobs.find(seen, tokens[self.upload(places)], rows[places], places, self.upload)
         return Sampled(tokens=tokens, logprobs=found, errors=errors)
+
+    def _reached(self, tokens: Tensor, drafted: Places) -> Tensor:
+        """bool [N]: whether the tokens sampled before a place are its drafts, so that its own token counts."""
+        wrong = (tokens != self.upload(drafted.expected)).to(torch.int64)
+        before = wrong.cumsum(0) - wrong
+        return before == before[self.upload(drafted.firsts)]
 
     def is_plain(self, rows: NDArray[np.int32]) -> bool:
         """Whether all rows want just the most likely token, or a draw at their temperature."""
@@ -206,6 +221,7 @@ class Sampler:
         rows: NDArray[np.int32],
         positions: NDArray[np.int64],
         masks: Masks | None,
+        drafted: Places | None,
     ) -> None:
         rare = [(i, int(r), self.rare[int(r)]) for i, r in enumerate(rows) if self.is_rare[r]] if len(self.rare) else []
         allowed = [(i, entry.allowed) for i, _, entry in rare if entry.allowed is not None]
@@ -221,6 +237,9 @@ class Sampler:
             index = self.upload(places)
             state, where = self.penalty_state, self.upload(self.penalty_state.places(rows[places]))
             counts, in_prompt = state.counts[where], state.in_prompt[where]
+            if drafted is not None:
+                which, ids = (self.upload(a) for a in drafted.history(places))
+                counts.index_put_((which, ids), torch.ones_like(ids, dtype=counts.dtype), accumulate=True)
             presence, frequency, repetition = (self.upload(self.floats[rows[places], c]) for c in (3, 4, 5))
             logits[index] = self.ops["penalties"](logits[index], counts, in_prompt, presence, frequency, repetition)
 

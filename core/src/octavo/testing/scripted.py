@@ -3,6 +3,7 @@
 The token at position p is a function of the prompt and p alone, so recomputing, chunking, batching and run-ahead must
 not change an answer. Memory is shadowed: each slot of a block holds the fingerprint of all tokens up to its position,
 so reading a slot proves that it was computed, is the right position, and belongs to the same prefix and adapter.
+Drafts are taken as the rest of what a row knows, and forgotten where the script says something else.
 A step that ran ahead of a row's end computes nothing for it, as a device does that checks for stops itself.
 A breach is an AssertionError that says which row and position. No torch.
 """
@@ -100,6 +101,7 @@ class ScriptedExecutor:
             self._admit(admit)
         self._write_tables(batch)
         entries = list(zip(batch.rows.tolist(), batch.starts.tolist(), batch.counts.tolist(), strict=True))
+        self._take_drafts(batch)
         self._compute([entry for entry in entries if not self._rows[entry[0]].ended])
         self._results.append(self._sample(batch, entries))
 
@@ -142,6 +144,26 @@ class ScriptedExecutor:
                     tables[group] = np.concatenate((tables[group], np.zeros(index + 8, np.int64)))
                 tables[group][index] = block
 
+    def _take_drafts(self, batch: Batch) -> None:
+        """Stand drafts behind the known tokens, as if they were known."""
+        lengths = _num_drafts(batch)
+        kinds = np.where(np.array(lengths) > 0, 1, np.where(batch.counts > 1, 2, 0))
+        assert (np.diff(kinds) >= 0).all(), "decodes, then those with drafts, then the others"
+        for i, number in enumerate(batch.rows.tolist()):
+            if not lengths[i]:
+                continue
+            assert batch.drafts is not None
+            row, known = self._rows[number], int(batch.starts[i]) + 1
+            assert batch.samples[i], f"row {number} has drafts, but is not sampled"
+            assert len(row.tokens) == known, (
+                f"row {number} has drafts behind {known} tokens, it knows {len(row.tokens)}"
+            )
+            assert batch.counts[i] == 1 + lengths[i], f"row {number} computes {batch.counts[i]} tokens"
+            limit = row.admit.limit
+            assert limit is None or known + lengths[i] < limit, f"row {number} has drafts behind its limit"
+            row.tokens += batch.drafts[i, : lengths[i]].tolist()
+            _fingerprint(row)
+
     def _compute(self, entries: Sequence[tuple[int, int, int]]) -> None:
         """Write all new positions, then read all that is visible, as layers of one forward pass do."""
         for group, (spec, memory) in enumerate(zip(self._groups, self._memory, strict=True)):
@@ -181,8 +203,10 @@ class ScriptedExecutor:
         failing = {row for row in self.fail_rows.get(batch.step, ()) if row in batch.rows}
         sampled: list[tuple[int, list[int]]] = []
         logprobs, prompt_logprobs = [], []
-        for (number, start, count), samples in zip(entries, batch.samples.tolist(), strict=True):
-            row, end = self._rows[number], start + count
+        for (number, start, count), samples, length in zip(
+            entries, batch.samples.tolist(), _num_drafts(batch), strict=True
+        ):
+            row, end = self._rows[number], start + count - length
             params = row.admit.params
             if params.prompt_logprobs is not None:
                 scored = range(start + 1, min(end + 1, row.admit.num_prompt_tokens))
@@ -191,6 +215,12 @@ class ScriptedExecutor:
             if not samples:
                 continue
             width = self._width(batch.step, number) if callable(self._width) else self._width
+            if length:  # as many as agree, and one more
+                width = 1
+                while width <= length and row.tokens[end + width - 1] == self._forced(row, end + width - 1):
+                    width += 1
+                del row.tokens[end:], row.prints[end:]
+                row.done = start + width
             tokens = [self._forced(row, position) for position in range(end, end + width)]
             row.tokens[end : end + width] = tokens
             _fingerprint(row)
@@ -233,6 +263,11 @@ class ScriptedExecutor:
             values=values.astype(np.float32),
             ranks=np.ones(len(positions), np.int32),
         )
+
+
+def _num_drafts(batch: Batch) -> list[int]:
+    """Of each sequence."""
+    return [0] * batch.num_seqs if batch.drafts is None else (batch.drafts >= 0).sum(axis=1).tolist()
 
 
 def _fingerprint(row: _Row) -> None:
