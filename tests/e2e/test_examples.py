@@ -79,6 +79,40 @@ def test_the_kernels_in_c_give_the_tokens_of_the_references(tmp_path: Path, mode
     assert chosen("acme_full") == {"attention": "acme"}
 
 
+def test_the_full_examples_drafter_guesses_and_changes_no_token(tmp_path: Path) -> None:
+    folder = make_model(tmp_path, seed=2, tokenizer=False)
+    # With two tokens to choose from, a period of two is often right.
+    params = [
+        SamplingParams(temperature=t, seed=1, allowed_token_ids=(5, 9), max_tokens=40, ignore_eos=True)
+        for t in (0.0, 1.0, 0.0)
+    ]
+    answered = []
+    for speculative in (None, {"method": "acme_period", "num_speculative_tokens": 4, "period": 2}):
+        settings = SETTINGS | {"platform": "acme_full", "speculative_config": speculative}
+        with LLM(str(folder), skip_tokenizer_init=True, **settings) as llm:
+            answered.append([o.outputs[0].token_ids for o in llm.generate(PROMPTS, params, use_tqdm=False)])
+            stats = llm.stats
+    assert answered[0] == answered[1]
+    assert 0 < sum(stats.spec_accepted) < stats.spec_draft_tokens
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"method": "acme_period", "period": 0}, "'acme_period': period must be an integer of at least 1, not 0"),
+        ({"method": "acme_period", "table": 1}, "'acme_period': it takes period alone, not table"),
+        ({"method": "acme_perod"}, "no drafter has that name; known: acme_period, ngram"),
+    ],
+)
+def test_a_drafter_that_cannot_be_made_ends_the_start_before_weights_are_read(
+    tmp_path: Path, config: dict[str, Any], message: str
+) -> None:
+    folder = make_model(tmp_path, seed=2, tokenizer=False)
+    (folder / "model.safetensors").write_bytes(b"")
+    with pytest.raises(OctavoError, match=message):
+        answers(folder, "acme_full", speculative_config=config | {"num_speculative_tokens": 2})
+
+
 def coded(source: Path, target: Path) -> tuple[Path, Path]:
     """The model with its linear layers in 4 bits, as acme_groups has them, and as the numbers that these stand for."""
     from octavo_acme_full.quant import AcmeGroups, dequantize, quantize

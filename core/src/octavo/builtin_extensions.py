@@ -1,4 +1,4 @@
-"""Core's own models, formats, parsers, drafters and logits processors: registered by the hook that a third party uses."""
+"""Core's own models, formats, parsers, drafters and logits processors, registered by the hook that others have too."""
 
 from __future__ import annotations
 

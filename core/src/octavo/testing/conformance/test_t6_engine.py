@@ -72,6 +72,22 @@ def test_a_setting_changes_no_token(subject: Subject, folder: Path, usual: list[
     assert tokens(engine(subject, folder, **SETTINGS[setting]), prompts(), MIXED) == usual
 
 
+def test_drafts_change_no_token(subject: Subject, folder: Path) -> None:
+    """Decodes of several tokens, some of which are rejected."""
+    if "spec_decode" not in subject.caps.features:
+        pytest.skip("spec_decode is not claimed")
+    # With two tokens to choose from, what followed the last one before is often right.
+    few: dict[str, Any] = {"allowed_token_ids": (5, 9), "max_tokens": 40, "ignore_eos": True}
+    narrow = [SamplingParams(temperature=0.3 * i, seed=i, **few) for i in range(len(MIXED))]
+    asked, params = [*prompts(), *prompts()], [*MIXED, *narrow]
+    speculative = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 2}
+    with engine(subject, folder, speculative_config=speculative) as llm:
+        drafted = [output.outputs[0].token_ids for output in llm.generate(asked, params, use_tqdm=False)]
+        stats = llm.stats
+    assert drafted == tokens(engine(subject, folder), asked, params)
+    assert 0 < sum(stats.spec_accepted) < stats.spec_draft_tokens
+
+
 def test_batch_mates_change_no_token(subject: Subject, folder: Path, usual: list[list[int]]) -> None:
     with engine(subject, folder) as llm:
         alone = [

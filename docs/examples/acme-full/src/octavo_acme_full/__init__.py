@@ -43,6 +43,7 @@ def platform_caps() -> PlatformCaps:
         dist_backend="gloo",
         collectives=frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast", "send", "recv"}),
         max_world_size=2,
+        features=frozenset({"prefix_cache", "chunked_prefill", "spec_decode", "structured"}),
     )
 
 

@@ -1,4 +1,5 @@
-"""The format "acme_groups", registered apart from the platform: every platform then serves it."""
+"""The format "acme_groups" and the drafter "acme_period", registered apart from the platform: every platform then has
+them."""
 
 from __future__ import annotations
 
@@ -10,3 +11,4 @@ API = "0.1"
 @hookimpl
 def register_extensions(registry: ExtensionRegistry) -> None:
     registry.quant_format("acme_groups", "octavo_acme_full.quant:AcmeGroups")
+    registry.drafter("acme_period", "octavo_acme_full.drafter:Period")
