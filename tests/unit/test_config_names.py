@@ -11,7 +11,9 @@ from octavo.config import EngineConfig, dotted_fields, make_config
 @pytest.mark.parametrize("dotted", sorted(set(dotted_fields(EngineConfig())) - INTERNAL))
 def test_the_flat_name_of_a_field_sets_that_field(dotted):
     default = dotted_fields(EngineConfig())[dotted]
-    value = {"model.dtype": "float32", "cache.dtype": "float32"}.get(dotted, 1 if default is None else default)
+    speculative = {"method": "ngram", "num_speculative_tokens": 1}
+    special = {"model.dtype": "float32", "cache.dtype": "float32", "scheduler.speculative_config": speculative}
+    value = special.get(dotted, 1 if default is None else default)
     value = 2 if dotted in ("model.max_model_len", "cache.num_blocks") else value
     config = make_config(**{flat_name(dotted): value})
     assert config.user_set == {dotted}
