@@ -52,3 +52,47 @@ def test_weights_and_kv_memory_of_a_sleeping_engine_are_gone(tmp_path, level):
     assert [done.error for _, done in loop.take_done()] == ["", ""]
     assert answer(loop, 2) == before
     loop.close()
+
+
+SMALL = {"max_num_seqs": 4, "max_num_batched_tokens": 64}
+TOLD = """
+from dataclasses import replace
+from octavo.plugin import hookimpl
+from octavo.testing import refdev
+from octavo.testing.refdev import make_device, platform_caps, platform_launch, platform_probe, register_kernels
+
+events = []
+
+
+@hookimpl
+def platform_info():
+    return replace(refdev.platform_info(), name="told")
+
+
+@hookimpl
+def worker_event(event, worker):
+    events.append((event, worker.rank, worker.device.type))
+"""
+
+
+def test_a_platform_hears_of_its_workers_when_they_serve_and_before_they_go(tmp_path, monkeypatch):
+    (tmp_path / "told_platform.py").write_text(TOLD)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("OCTAVO_EXTRA_PLATFORMS", "told=told_platform")
+    model = make_model(tmp_path / "tiny", "llama", tokenizer=False)
+    config = make_config(
+        model=str(model), platform="told", dtype="float32", num_kv_blocks=64, skip_tokenizer_init=True, **SMALL
+    )
+    loop, _ = build_engine(config)
+    from told_platform import events
+
+    ready, gone = ("ready", 0, "refdev"), ("shutdown", 0, "refdev")
+    assert events == [ready]
+    loop.receive(Control(client=0, ticket=1, action="sleep", level=1))
+    run(loop)
+    assert events == [ready, gone]
+    loop.receive(Control(client=0, ticket=2, action="wake_up"))
+    run(loop)
+    assert events == [ready, gone, ready]
+    loop.close()
+    assert events == [ready, gone, ready, gone]

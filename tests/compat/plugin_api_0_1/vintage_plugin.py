@@ -99,4 +99,4 @@ def register_extensions(registry):
 
 @hookimpl
 def worker_event(event, worker):
-    assert event in ("ready", "sleep", "wake", "profile", "shutdown")
+    assert event in ("ready", "shutdown")

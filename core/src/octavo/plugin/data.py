@@ -13,7 +13,7 @@ from typing import Literal
 NONE: frozenset[str] = frozenset()
 EMPTY: Mapping[str, object] = MappingProxyType({})
 
-WorkerEvent = Literal["ready", "sleep", "wake", "profile", "shutdown"]
+WorkerEvent = Literal["ready", "shutdown"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -70,7 +70,7 @@ class ModelRunner:
     """Implements `octavo.plugin.MaskingExecutor`.
 
     ctx: what the model was built with. kv: one view per layer. kv_groups: one per KV spec, in `ctx.attention` order.
-    processors: logits processors by name.
+    processors: logits processors by name. closing: called when it is closed, while the device still serves.
     """
 
     model: Model
@@ -80,6 +80,7 @@ class ModelRunner:
     shapes: Shapes
     graph: GraphRunner
     processors: Mapping[str, type[Any]] = field(default_factory=dict)
+    closing: Callable[[], None] = lambda: None
     pending: deque[Pending] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
@@ -340,6 +341,7 @@ class ModelRunner:
 
     def close(self) -> None:
         """Drop recorded steps and the KV cache."""
+        self.closing()
         self.graph.close()
         self.captured.clear()
         self.kv = ()

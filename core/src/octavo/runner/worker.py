@@ -62,6 +62,14 @@ class Worker:
     processors: Mapping[str, type[Any]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Implements `octavo.plugin.WorkerView`."""
+
+    device: Device
+    rank: int
+
+
 def build_worker(
     config: EngineConfig, platform: ActivePlatform, *, progress: Progress | None = None, peers: Peers | None = None
 ) -> Worker:
@@ -197,7 +205,9 @@ def _with_memory(
         vocab_size=model.vocab_size,
         processors=processors,
     )
-    platform.worker_event("ready", worker)
+    place = Place(device=device, rank=worker.rank)
+    executor.closing = partial(platform.worker_event, "shutdown", place)
+    platform.worker_event("ready", place)
     return worker
 
 
