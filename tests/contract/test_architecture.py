@@ -19,7 +19,7 @@ MAX_LINES = 400
 
 VENDOR = re.compile(
     r"torch\.(cuda|xpu|npu|hpu|mps|mtia)\b|torch_xla|torch_tpu|\bis_(cuda|rocm|xpu|tpu|cpu)\b"
-    r"|\b(cuda|nvidia|rocm|radeon|xpu|tpu|habana|ascend|npu)\b",
+    r"|\b(cuda|nvidia|[abh][12]00|amd|rocm|hip|radeon|cdna|gfx\d+\w*|intel|xpu|tpu|habana|ascend|npu)\b",
     re.IGNORECASE,
 )
 PLATFORM_NAME = re.compile(

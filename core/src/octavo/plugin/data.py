@@ -32,7 +32,7 @@ class PlatformInfo:
     api: the plugin API it was built for, e.g. "0.1".
     device_type: torch device string, or "none" for a platform that brings a whole executor.
     third_party_shims: patches the plugin makes on libraries that are neither octavo nor torch, declared.
-    backend: packages that give torch this device, e.g. ("torch_tpu",). They may change torch for it, and the report of
+    backend: packages that give torch this device, e.g. ("torch_acme",). They may change torch for it, and the report of
         the conformance kit lists what they changed; the plugin itself changes nothing, and neither of them octavo.
     """
 

@@ -144,7 +144,8 @@ INTERPRETED = not isinstance(_gemv_kernel, triton.JITFunction)
 
 
 def default_config(num_out: int, num_in: int, num_rows: int, *, num_cores: int = 132) -> GemvConfig:
-    """A sane cut for a shape that nobody tuned, after what won on an H200. num_cores: multiprocessors of the chip.
+    """A sane cut for a shape that nobody tuned, after what won where it was measured (`benchmarks/results`).
+    num_cores: multiprocessors of the chip.
 
     One row: no matrix unit, narrow programs of 32 weights a thread, whole rows of K (there are enough outputs for all
     cores). Several: square-ish tiles on the matrix unit, split until there are about two programs a core.
