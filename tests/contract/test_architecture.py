@@ -83,12 +83,24 @@ def test_plugins_import_only_the_public_door() -> None:
     assert not found, "\n".join(found)
 
 
+def test_examples_import_only_the_public_door() -> None:
+    files = [path for path in python_files(ROOT / "docs" / "examples") if path.parent != ROOT / "docs" / "examples"]
+    assert files, "no example found"
+    found = [
+        where(path, number, module)
+        for path in files
+        for number, module in imports(path)
+        if module.split(".")[0] == "octavo" and not re.match(r"octavo\.(plugin|testing)(\.|$)", module)
+    ]
+    assert not found, "\n".join(found)
+
+
 @pytest.mark.parametrize("package", ["engine", "plugin"])
 def test_package_loads_no_torch(package: str) -> None:
     modules = [
         "octavo." + ".".join(path.relative_to(CORE).with_suffix("").parts)
         for path in python_files(CORE / package)
-        if path.name != "__init__.py" and path != CORE / "plugin" / "torch.py"
+        if path.name != "__init__.py" and path not in (CORE / "plugin" / "torch.py", CORE / "plugin" / "models.py")
     ]
     assert modules
     assert loaded_after(*modules).isdisjoint({"torch", "transformers", "triton"})

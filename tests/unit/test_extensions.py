@@ -28,7 +28,9 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Install:
             setattr(module, name, hookimpl(function))
         monkeypatch.setitem(sys.modules, "extension_under_test", module)
         entry = EntryPoint(name="extra", value="extension_under_test", group="octavo.extensions")
-        monkeypatch.setattr("octavo.extensions.entry_points", lambda group: [entry])
+        monkeypatch.setattr(
+            "octavo.active_platform.entry_points", lambda group: [entry] if group == entry.group else []
+        )
 
     return put
 

@@ -286,29 +286,49 @@ def kernel_packs(platform: str) -> tuple[list[Plugin], list[str]]:
     to import cannot say whom it is for, so it is named whatever the platform is.
     """
     packs, broken = [], []
-    for entry in sorted(entry_points(group=KERNELS), key=lambda entry: (entry.name, entry.value)):
-        dist, version = (entry.dist.name, entry.dist.version) if entry.dist else (entry.value, "not installed")
+    for entry in entries_of(KERNELS):
         try:
-            module = import_entry(entry, dist, version)
-            named = getattr(module, "PLATFORMS", None)
-            if not isinstance(named, set | frozenset | tuple | list):
-                raise PlatformBrokenError(
-                    f"kernel pack {entry.name!r} ({dist} {version}) is broken: PLATFORMS must be a set of names of "
-                    f"platforms, not {named!r}; update or uninstall {dist}"
-                )
-            if platform not in named:
-                continue
-            if reason := refusal(str(getattr(module, "API", ""))):
-                raise PlatformIncompatibleError(
-                    f"kernel pack {entry.name!r} ({dist} {version}) cannot be used: {reason}", platform=platform
-                )
-            pack = Plugin(module, entry, dist=dist, version=version)
-            if pack.hooks != {"register_kernels"}:
-                raise pack.broken(f"a kernel pack implements register_kernels only, not {sorted(pack.hooks)}")
-            packs.append(pack)
+            module, platforms = import_pack(entry)
+            if platform in platforms:
+                packs.append(open_pack(entry, module))
         except PlatformError as error:
             broken.append(str(error))
     return packs, broken
+
+
+def import_pack(entry: EntryPoint) -> tuple[object, frozenset[str]]:
+    """A pack's module, and the platforms that it is for. Raises PlatformBrokenError naming the distribution."""
+    dist, version = distribution(entry)
+    module = import_entry(entry, dist, version)
+    named = getattr(module, "PLATFORMS", None)
+    if not isinstance(named, set | frozenset | tuple | list):
+        raise PlatformBrokenError(
+            f"kernel pack {entry.name!r} ({dist} {version}) is broken: PLATFORMS must be a set of names of "
+            f"platforms, not {named!r}; update or uninstall {dist}"
+        )
+    return module, frozenset(named)
+
+
+def open_pack(entry: EntryPoint, module: object) -> Plugin:
+    """An imported pack, ready to be asked. Raises PlatformIncompatibleError or PlatformBrokenError."""
+    dist, version = distribution(entry)
+    if reason := refusal(str(getattr(module, "API", ""))):
+        raise PlatformIncompatibleError(f"kernel pack {entry.name!r} ({dist} {version}) cannot be used: {reason}")
+    pack = Plugin(module, entry, dist=dist, version=version)
+    if pack.hooks != {"register_kernels"}:
+        raise pack.broken(f"a kernel pack implements register_kernels only, not {sorted(pack.hooks)}")
+    return pack
+
+
+def entries_of(group: str) -> list[EntryPoint]:
+    """The installed entry points of a group, in an order that does not depend on the environment."""
+    return sorted(entry_points(group=group), key=lambda entry: (entry.name, entry.value))
+
+
+def distribution(entry: EntryPoint) -> tuple[str, str]:
+    """(name, version) of the distribution that an entry point belongs to."""
+    dist: Any = entry.dist
+    return (dist.name, dist.version) if dist is not None else (entry.value.partition(":")[0], "not installed")
 
 
 def parse_options(specs: Mapping[str, OptionSpec], texts: Mapping[str, str], *, platform: str) -> dict[str, object]:

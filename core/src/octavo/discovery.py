@@ -16,30 +16,44 @@ import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Literal
+from typing import Literal
 
-from octavo.active_platform import ActivePlatform, PlatformLock, Plugin
+from octavo.active_platform import (
+    KERNELS,
+    ActivePlatform,
+    PlatformLock,
+    Plugin,
+    distribution,
+    entries_of,
+    import_pack,
+    open_pack,
+)
 from octavo.errors import (
     ConfigError,
+    OctavoError,
     PlatformAmbiguousError,
     PlatformBrokenError,
     PlatformError,
     PlatformIncompatibleError,
     PlatformNotFoundError,
 )
-from octavo.plugin.data import DeviceDesc, Probe
+from octavo.plugin.data import DeviceDesc, PlatformInfo, Probe
 
 PLATFORMS = "octavo.platforms"
 EXTRA = "OCTAVO_EXTRA_PLATFORMS"
 
 State = Literal["ready", "absent", "incompatible", "broken", "skipped"]
+Kind = Literal["platform", "kernels", "extension"]
 
-__all__ = ["ActivePlatform", "PlatformLock", "PlatformReport", "load", "select", "survey"]
+__all__ = ["ActivePlatform", "PlatformLock", "PlatformReport", "load", "select", "survey", "survey_additions"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlatformReport:
-    """What was found out about one installed platform. `reason` is empty when it is ready."""
+    """What was found out about one installed platform, kernel pack or extension. `reason` is empty when it is ready.
+
+    score, devices, device_type: of a platform. platforms: those that a kernel pack is for.
+    """
 
     name: str
     dist: str
@@ -48,6 +62,9 @@ class PlatformReport:
     reason: str = ""
     score: int = 0
     devices: tuple[DeviceDesc, ...] = ()
+    kind: Kind = "platform"
+    device_type: str = ""
+    platforms: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.name} ({self.dist} {self.version}): {self.state}{': ' + self.reason if self.reason else ''}"
@@ -65,6 +82,43 @@ def survey(*, exclude: Collection[str] = (), extra: Mapping[str, str] | None = N
     """Look at every installed platform; a bad one becomes a state, not an error. Names in `exclude` are listed as
     skipped, unimported. Raises ConfigError only for a malformed OCTAVO_EXTRA_PLATFORMS."""
     return [_examine(entry, skip=entry.name in exclude).report for entry in _entries(extra)]
+
+
+def survey_additions() -> list[PlatformReport]:
+    """Look at every installed kernel pack and extension; a bad one becomes a state, not an error. A pack's kernels are
+    registered only where its platform runs, so whether that works is not known here."""
+    from octavo.extensions import BUILT_IN, GROUP, Extensions, register
+
+    reports, registry = [], Extensions()
+    for entry in BUILT_IN:
+        register(entry, registry)
+
+    def look(entry: EntryPoint, kind: Kind) -> PlatformReport:
+        dist, version = distribution(entry)
+        state: State = "ready"
+        reason, platforms = "", frozenset[str]()
+        try:
+            if kind == "kernels":
+                module, platforms = import_pack(entry)
+                open_pack(entry, module)
+            else:
+                register(entry, registry)
+        except OctavoError as error:
+            state = "incompatible" if isinstance(error, PlatformIncompatibleError) else "broken"
+            reason = str(error)
+        return PlatformReport(
+            kind=kind,
+            name=entry.name,
+            dist=dist,
+            version=version,
+            state=state,
+            reason=reason,
+            platforms=tuple(sorted(platforms)),
+        )
+
+    reports += [look(entry, "kernels") for entry in entries_of(KERNELS)]
+    reports += [look(entry, "extension") for entry in entries_of(GROUP)]
+    return reports
 
 
 def select(
@@ -117,10 +171,19 @@ def _examine(entry: EntryPoint, *, skip: bool = False) -> _Candidate:
     """Import, version check and probe of one entry point; whatever goes wrong becomes its state."""
     dist, version = distribution(entry)
 
-    def report(state: State, reason: str = "", probe: Probe | None = None) -> PlatformReport:
+    def report(
+        state: State, reason: str = "", probe: Probe | None = None, info: PlatformInfo | None = None
+    ) -> PlatformReport:
         score, devices = (probe.score, probe.devices) if probe else (0, ())
         return PlatformReport(
-            name=entry.name, dist=dist, version=version, state=state, reason=reason, score=score, devices=devices
+            name=entry.name,
+            dist=dist,
+            version=version,
+            state=state,
+            reason=reason,
+            score=score,
+            devices=devices,
+            device_type=info.device_type if info else "",
         )
 
     if skip:
@@ -133,8 +196,8 @@ def _examine(entry: EntryPoint, *, skip: bool = False) -> _Candidate:
     except PlatformError as error:
         return _Candidate(report("broken", str(error)))
     if not probe.available:
-        return _Candidate(report("absent", probe.reason or "its hardware was not found", probe))
-    return _Candidate(report("ready", "", probe), plugin)
+        return _Candidate(report("absent", probe.reason or "its hardware was not found", probe, plugin.info))
+    return _Candidate(report("ready", "", probe, plugin.info), plugin)
 
 
 def _named(name: str, found: list[EntryPoint]) -> Plugin:
@@ -190,9 +253,3 @@ def _best(candidates: list[_Candidate]) -> Plugin:
             platform=failed[0].name,
         )
     return plugin
-
-
-def distribution(entry: EntryPoint) -> tuple[str, str]:
-    """(name, version) of the distribution that an entry point belongs to."""
-    dist: Any = entry.dist
-    return (dist.name, dist.version) if dist is not None else (entry.value.partition(":")[0], "not installed")

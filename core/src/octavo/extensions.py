@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass, field
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 
-from octavo.active_platform import ActivePlatform, Plugin, import_entry
+from octavo.active_platform import ActivePlatform, Plugin, distribution, entries_of, import_entry
 from octavo.errors import ConfigError, PlatformBrokenError, PlatformIncompatibleError
 from octavo.plugin.version import refusal
 
@@ -54,19 +54,24 @@ def load_extensions(platform: ActivePlatform | None = None) -> Extensions:
     Raises PlatformBrokenError for an extension that fails, ConfigError when two want the same name.
     """
     registry = Extensions()
-    for entry in [*BUILT_IN, *sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value))]:
-        dist, version = (entry.dist.name, entry.dist.version) if entry.dist else ("octavo", "built in")
-        module = import_entry(entry, dist, version)
-        # An extension may say for which plugin API it was written; what core adds later does not change what it uses.
-        if (api := getattr(module, "API", None)) is not None and (reason := refusal(str(api))):
-            raise PlatformIncompatibleError(f"extension {entry.name!r} ({dist} {version}) cannot be used: {reason}")
-        plugin = Plugin(module, entry, dist=dist, version=version)
-        if plugin.hooks != {"register_extensions"}:
-            raise plugin.broken(f"an extension implements register_extensions only, not {sorted(plugin.hooks)}")
-        plugin.call("register_extensions", registry=registry)
+    for entry in [*BUILT_IN, *entries_of(GROUP)]:
+        register(entry, registry)
     if platform is not None:
         platform.register_extensions(registry)
     return registry
+
+
+def register(entry: EntryPoint, registry: Extensions) -> None:
+    """Let one extension register what it brings. Raises as `load_extensions`."""
+    dist, version = distribution(entry) if entry.dist else ("octavo", "built in")
+    module = import_entry(entry, dist, version)
+    # An extension may say for which plugin API it was written; what core adds later does not change what it uses.
+    if (api := getattr(module, "API", None)) is not None and (reason := refusal(str(api))):
+        raise PlatformIncompatibleError(f"extension {entry.name!r} ({dist} {version}) cannot be used: {reason}")
+    plugin = Plugin(module, entry, dist=dist, version=version)
+    if plugin.hooks != {"register_extensions"}:
+        raise plugin.broken(f"an extension implements register_extensions only, not {sorted(plugin.hooks)}")
+    plugin.call("register_extensions", registry=registry)
 
 
 def resolve(target: str) -> type:

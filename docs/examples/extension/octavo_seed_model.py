@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from transformers import PretrainedConfig
 
-from octavo.layers.context import BuildContext
-from octavo.layers.rope import RopeTables
-from octavo.models.decoder import Decoder, PreNormLayer, attention, gated_mlp
+from octavo.plugin.models import BuildContext, Decoder, PreNormLayer, RopeTables, attention, gated_mlp
 
 
 class SeedOss(Decoder):

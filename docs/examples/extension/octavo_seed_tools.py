@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from octavo.server.parsers.grammar import CallTag, Move, State, ToolFormat
+from octavo.plugin.parsers import CallTag, Move, State, ToolFormat
 
 BRACKET = ToolFormat(
     opens={"[call ": Move(to="name")},

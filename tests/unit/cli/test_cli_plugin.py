@@ -24,8 +24,9 @@ def extra_platforms(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_list_shows_every_platform_and_why_one_is_broken() -> None:
     result = CliRunner().invoke(main, ["plugin", "list"])
     assert result.exit_code == 0
-    lines = {line.split()[0]: line for line in result.output.splitlines()}
+    lines = {line.split()[1]: line for line in result.output.splitlines()}
     assert set(lines) >= {"NAME", "acme", "cpu", "refdev"}
+    assert lines["cpu"].startswith("platform")
     assert "broken" in lines["acme"]
     assert "libacme.so: not found" in lines["acme"]
     assert "octavo-cpu" in lines["cpu"]
@@ -37,8 +38,55 @@ def test_list_as_json() -> None:
     result = CliRunner().invoke(main, ["plugin", "list", "--json"])
     reports = {report["name"]: report for report in json.loads(result.output)}
     assert reports["cpu"]["state"] == "ready"
+    assert reports["cpu"]["device_type"] == "cpu"
     assert reports["acme"]["state"] == "broken"
     assert reports["refdev"]["devices"][0]["memory"] == 1 << 30
+
+
+def installed(folder: Path, name: str, source: str, group: str) -> None:
+    """A distribution `octavo-NAME` whose module has this source."""
+    (folder / f"{name}_module.py").write_text(source)
+    info = folder / f"octavo_{name}-0.3.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: octavo-{name}\nVersion: 0.3\n")
+    (info / "entry_points.txt").write_text(f"[{group}]\n{name} = {name}_module\n")
+
+
+PACK = """from octavo.plugin import hookimpl
+API, PLATFORMS = "{api}", {{"refdev", "cpu"}}
+@hookimpl
+def register_kernels(registry): ...
+"""
+EXTENSION = """from octavo.plugin import hookimpl
+@hookimpl
+def register_extensions(registry): registry.model("{model}", "mine:Model")
+"""
+
+
+def test_list_shows_kernel_packs_and_extensions_too(tmp_path: Path) -> None:
+    kernels, extensions = "octavo.kernels", "octavo.extensions"
+    installed(tmp_path, "goodpack", PACK.format(api="0.1"), kernels)
+    installed(tmp_path, "oldpack", PACK.format(api="7.0"), kernels)
+    installed(tmp_path, "lostpack", "import a_library_that_is_not_there", kernels)
+    installed(tmp_path, "goodmodel", EXTENSION.format(model="mine"), extensions)
+    installed(tmp_path, "takenmodel", EXTENSION.format(model="llama"), extensions)
+    result = CliRunner().invoke(main, ["plugin", "list", "--json"])
+    assert result.exit_code == 0, result.output
+    reports = {report["name"]: report for report in json.loads(result.output)}
+    assert {name: (r["kind"], r["state"]) for name, r in reports.items() if r["version"] == "0.3"} == {
+        "goodpack": ("kernels", "ready"),
+        "oldpack": ("kernels", "incompatible"),
+        "lostpack": ("kernels", "broken"),
+        "goodmodel": ("extension", "ready"),
+        "takenmodel": ("extension", "broken"),
+    }
+    assert reports["goodpack"]["platforms"] == ["cpu", "refdev"]
+    assert reports["oldpack"]["dist"] == "octavo-oldpack"
+    lines = {line.split()[1]: line for line in CliRunner().invoke(main, ["plugin", "list"]).output.splitlines()}
+    assert "for cpu, refdev" in lines["goodpack"]
+    assert "plugin API 7.0" in lines["oldpack"]
+    assert "a_library_that_is_not_there" in lines["lostpack"]
+    assert "'llama' is registered twice" in lines["takenmodel"]
 
 
 def test_explain_shows_kernels_memory_and_limits(tmp_path: Path) -> None:

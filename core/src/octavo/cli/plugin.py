@@ -1,4 +1,4 @@
-"""`octavo plugin`: which platforms are installed, whether one keeps the contract, and the beginning of a new one."""
+"""`octavo plugin`: what is installed, whether a platform keeps the contract, and the beginning of a new one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pathlib import Path
 import click
 
 from octavo.cli.table import columns, size
-from octavo.discovery import PlatformReport, survey
+from octavo.discovery import PlatformReport, survey, survey_additions
+from octavo.plugin.data import DeviceDesc
 
 
 @click.group()
@@ -20,14 +21,17 @@ def plugin() -> None:
 
 @plugin.command("list")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def list_platforms(as_json: bool) -> None:
-    """Every installed platform: its state, and why it cannot be used if it cannot."""
-    reports = survey()
+def list_plugins(as_json: bool) -> None:
+    """Every installed plugin: its state, and why it cannot be used if it cannot.
+
+    Platforms, kernel packs and extensions.
+    """
+    reports = [*survey(), *survey_additions()]
     if as_json:
         click.echo(json.dumps([asdict(report) for report in reports], indent=2))
         return
-    rows = [(r.name, r.dist, r.version, r.state, devices(r) or "-", r.reason or "-") for r in reports]
-    click.echo(columns(("NAME", "DISTRIBUTION", "VERSION", "STATE", "DEVICES", "REASON"), rows))
+    rows = [(r.kind, r.name, r.dist, r.version, r.state, where(r) or "-", r.reason or "-") for r in reports]
+    click.echo(columns(("KIND", "NAME", "DISTRIBUTION", "VERSION", "STATE", "DEVICES", "REASON"), rows))
 
 
 @plugin.command()
@@ -99,6 +103,15 @@ def check(
     sys.exit(0 if result.passed else 1)
 
 
-def devices(report: PlatformReport) -> str:
-    """The devices of a platform in a few words."""
-    return ", ".join(f"{d.name} ({size(d.memory)})" if d.memory else d.name for d in report.devices)
+def where(report: PlatformReport) -> str:
+    """The devices of a platform, or the platforms of a kernel pack, in a few words."""
+    if report.platforms:
+        return f"for {', '.join(report.platforms)}"
+    return ", ".join(described(device) for device in report.devices)
+
+
+def described(desc: DeviceDesc) -> str:
+    """A device by its name, its memory and its place on the bus."""
+    facts = [size(desc.memory)] if desc.memory else []
+    facts += [desc.pci] if desc.pci else []
+    return f"{desc.name} ({', '.join(facts)})" if facts else desc.name

@@ -15,6 +15,7 @@ from octavo.ops.bind import KernelTable
 from octavo.plugin.contracts import AttentionBackend, Communicator, Device, KVView
 from octavo.plugin.quant import MatrixSpec, QuantLayer
 from octavo.plugin.specs import AttentionSpec, BatchLimits, KVSpec
+from octavo.quant.formats import plainly
 from octavo.weights.slots import WeightTable
 
 
@@ -48,7 +49,7 @@ class BuildContext:
     comm: Communicator
     weights: WeightTable = field(default_factory=WeightTable)
     attention: AttentionTable = field(default_factory=AttentionTable)
-    quant: Callable[[MatrixSpec], QuantLayer | None] = lambda spec: None
+    quant: Callable[[MatrixSpec], QuantLayer | None] = plainly
     dequantize: bool = False
 
     @property

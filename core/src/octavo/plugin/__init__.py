@@ -1,6 +1,8 @@
 """The public door: all that a plugin may import (with `octavo.testing` and `octavo.triton`).
 
-Import-light: no torch. Torch helpers are in `octavo.plugin.torch`.
+Import-light: no torch. Beside it: `octavo.plugin.torch` (a device, collectives and weights for platforms of torch),
+`octavo.plugin.recording` (steps recorded by a torch backend), `octavo.plugin.models` and `octavo.plugin.parsers` (what
+extensions are made of).
 """
 
 from typing import TYPE_CHECKING
@@ -24,6 +26,7 @@ from octavo.plugin.contracts import (
     ModelExecutor,
     MoEKernel,
     Packed,
+    Step,
     Stream,
     WorkerView,
     always,
@@ -122,6 +125,7 @@ __all__ = [
     "QuantScheme",
     "QuantTensor",
     "ScheduleLimits",
+    "Step",
     "StepResult",
     "Stream",
     "Support",

@@ -30,8 +30,7 @@ class PlatformInfo:
     """Who the plugin is.
 
     api: the plugin API it was built for, e.g. "0.1".
-    device_type: torch device string, or "none" for a platform that brings a whole executor.
-    third_party_shims: patches the plugin makes on libraries that are neither octavo nor torch, declared.
+    device_type: torch device string, or "none" for a platform that brings a whole executor; for people.
     backend: packages that give torch this device, e.g. ("torch_acme",). They may change torch for it, and the report of
         the conformance kit lists what they changed; the plugin itself changes nothing, and neither of them octavo.
     """
@@ -41,13 +40,12 @@ class PlatformInfo:
     version: str
     device_type: str
     options: Mapping[str, OptionSpec] = field(default_factory=dict)
-    third_party_shims: tuple[str, ...] = ()
     backend: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceDesc:
-    """One device as a person would describe it. `memory` in bytes."""
+    """One device as a person would describe it; `octavo plugin list --json` prints all of it. `memory` in bytes."""
 
     name: str
     index: int = 0
@@ -111,6 +109,7 @@ class PlatformCaps:
     """What the platform can do. Core branches on these, never on names.
 
     dtypes: model dtypes by torch name ("bfloat16"); kv_dtypes: dtypes of the KV cache.
+    fp8: fp8 formats that the matrix units multiply; triton: Triton's kernels run here. Both are told to kernel packs.
     graph: "capture" (replay of recorded steps), "aot" (compiled ahead), or "none".
     shapes: "bucketed" pads every step to `buckets`.
     features: "lora", "prefix_cache", "chunked_prefill", "spec_decode", "structured", "sleep", ... .
@@ -123,10 +122,6 @@ class PlatformCaps:
     kv_dtypes: tuple[str, ...] = ("auto",)
     fp8: frozenset[str] = NONE
     streams: bool = False
-    pinned_memory: bool = False
-    uva: bool = False
-    inplace: bool = True
-    int64_index: bool = True
     triton: bool = False
     graph: Literal["none", "capture", "aot"] = "none"
     shapes: Literal["dynamic", "bucketed"] = "dynamic"
@@ -167,7 +162,6 @@ class WorkerLaunch:
     visible_env: str | None = None
     devices_per_worker: int = 1
     env: Callable[[int, int], Mapping[str, str]] | None = None
-    numa: Callable[[int], int] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

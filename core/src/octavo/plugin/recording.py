@@ -20,6 +20,17 @@ from octavo.plugin.specs import BatchLimits
 if TYPE_CHECKING:
     import torch
 
+__all__ = [
+    "FEW_SEQS",
+    "LONG_TOKENS",
+    "MIXED_TOKENS",
+    "Recorded",
+    "StepRecorder",
+    "decode_sizes",
+    "lend",
+    "recorded_shapes",
+]
+
 DECODE_STEPS = ((1, 1), (2, 2), (4, 4), (64, 8), (256, 16), (1 << 30, 32))
 """(up to, distance): batch sizes of decode steps. Padded rows cost a little arithmetic and no KV reads, so the distance
 grows with the size."""

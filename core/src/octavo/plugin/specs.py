@@ -144,16 +144,13 @@ class KVLayout:
     """How KV lies in memory, as data: connectors and offload read only this.
 
     order: permutation of "BHNC" (blocks, heads, tokens of a block, content); the logical view is always BHNC.
-    dtype: torch name of the stored element. align: bytes.
-    alloc: makes the storage, when torch.empty will not do. copy: copies blocks `pairs[n, 2]` from src to dst.
+    dtype: torch name of the stored element. alloc: makes the storage, when torch's own will not do.
     """
 
     block_size: int
     dtype: str
     order: str = "BHNC"
-    align: int = 1
     alloc: Callable[[KVPlan, Device], list[Any]] | None = None
-    copy: Callable[[Any, Any, torch.Tensor], None] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Torch helpers for plugins: a device and collectives that most platforms can use as they are.
 
-The only torch import of the door.
+With `octavo.plugin.models` the only part of the door that imports torch.
 """
 
 from __future__ import annotations
@@ -19,6 +19,22 @@ from torch import Tensor
 from octavo.errors import UnsupportedModelError
 from octavo.plugin.data import DeviceDesc, GroupSpec, MemInfo
 from octavo.plugin.specs import QuantScheme
+
+__all__ = [
+    "HOST",
+    "NullEvent",
+    "NullStream",
+    "ScaledRows",
+    "TorchCommunicator",
+    "TorchDevice",
+    "core_scheme",
+    "dequantize_weight",
+    "has_int4_groups",
+    "int4_groups",
+    "lazy_zeros",
+    "quantize_rows",
+    "renamed",
+]
 
 HOST = torch.device("cpu").type
 """Torch's name for the memory that the host itself computes in: it has no streams, no pinning and no index."""
@@ -122,9 +138,6 @@ class TorchDevice:
 
     def pin(self, t: torch.Tensor) -> torch.Tensor:
         return t if self._module is None else t.pin_memory()
-
-    def seed(self, n: int) -> None:
-        torch.manual_seed(n)
 
     def inference(self) -> AbstractContextManager[Any]:
         return torch.inference_mode()

@@ -81,6 +81,8 @@ def allocate(plan: KVPlan, layout: KVLayout, device: Device) -> list[KVView]:
     spec = plan.spec
     if sorted(layout.order) != sorted("BHNC"):
         raise ConfigError(f"KV layout order must be a permutation of 'BHNC', not {layout.order!r}")
+    if layout.block_size != spec.block_size:
+        raise ConfigError(f"KV layout has blocks of {layout.block_size} tokens, --block-size is {spec.block_size}")
     sizes = {"B": plan.num_blocks, "H": spec.num_kv_heads, "N": spec.block_size, "C": spec.content}
     shape = [sizes[axis] for axis in layout.order]
     to_logical = [layout.order.index(axis) for axis in "BHNC"]

@@ -1,4 +1,5 @@
-"""The plugin API as data: every hook, Protocol and dataclass of `octavo.plugin`, with signatures and defaults.
+"""The plugin API as data: every hook, Protocol and dataclass of `octavo.plugin`, with signatures and defaults, and what
+the modules beside it export.
 
     python -m octavo.testing.api_snapshot > tests/contract/api_snapshot.json
 
@@ -9,6 +10,7 @@ A test compares the file with the code, so that no change of the API goes unseen
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import inspect
 import json
 from typing import Any
@@ -16,6 +18,9 @@ from typing import Any
 import octavo.plugin
 from octavo.plugin import hookspecs
 from octavo.plugin.version import PLUGIN_API
+
+MODULES = ("models", "parsers", "recording", "torch")
+"""The modules of the door that are imported by their own names: all that their `__all__` lists."""
 
 
 def snapshot() -> dict[str, Any]:
@@ -30,7 +35,37 @@ def snapshot() -> dict[str, Any]:
         "hooks": {name: hook(function) for name, function in hooks().items()},
         "protocols": {name: members(cls) for name, cls in protocols.items()},
         "dataclasses": {name: fields(cls) for name, cls in data.items()},
+        "modules": {name: exports(name) for name in MODULES},
     }
+
+
+def exports(module: str) -> dict[str, Any]:
+    """What a module of the door exports: functions by signature, classes by members, other values by their type."""
+    found = importlib.import_module(f"octavo.plugin.{module}")
+    return {name: exported(getattr(found, name)) for name in sorted(found.__all__)}
+
+
+def exported(value: Any) -> Any:
+    """One exported name, as data."""
+    if not inspect.isclass(value):
+        return signature(value) if inspect.isfunction(value) else type(value).__name__
+    if dataclasses.is_dataclass(value):
+        return methods(value) | fields(value)
+    if issubclass(value, tuple):
+        return {name: str(kind) for name, kind in inspect.get_annotations(value).items()} | methods(value)
+    return members(value) if getattr(value, "_is_protocol", False) else methods(value, "__init__", "__call__")
+
+
+def methods(cls: type, *special: str) -> dict[str, str]:
+    """Public methods and properties of a class, its parents' included, and the special ones named."""
+    found = {}
+    for name in dir(cls):
+        value = inspect.getattr_static(cls, name)
+        plain = value.fget if isinstance(value, property) else value
+        public = not name.startswith("_") or name in special
+        if public and inspect.isfunction(plain) and ours(plain):
+            found[name] = f"{'property' if plain is not value else ''}{signature(plain)}"
+    return found
 
 
 def hooks() -> dict[str, Any]:
@@ -54,7 +89,7 @@ def members(protocol: type) -> dict[str, str]:
         plain = value.__func__ if isinstance(value, classmethod) else value
         if isinstance(plain, property):
             found[name] = f"property{signature(plain.fget)}"
-        elif inspect.isfunction(plain) and (not name.startswith("_") or (name == "__init__" and own_init(plain))):
+        elif inspect.isfunction(plain) and (not name.startswith("_") or (name == "__init__" and ours(plain))):
             kind = "classmethod" if isinstance(value, classmethod) else ""
             found[name] = f"{kind}{signature(plain)}"
     return dict(sorted(found.items()))
@@ -81,8 +116,8 @@ class Written(str):
         return str(self)
 
 
-def own_init(function: Any) -> bool:
-    """Whether a Protocol's __init__ was written by us: typing puts one of its own into the others."""
+def ours(function: Any) -> bool:
+    """Whether a method was written by us: typing puts an __init__ of its own into Protocols."""
     return bool(function.__module__.startswith("octavo"))
 
 
@@ -91,7 +126,9 @@ def fields(cls: type) -> dict[str, str]:
     found = {}
     for field in dataclasses.fields(cls):
         default = ""
-        if field.default is not dataclasses.MISSING:
+        if inspect.isfunction(field.default):
+            default = f" = {field.default.__name__}"
+        elif field.default is not dataclasses.MISSING:
             default = f" = {field.default!r}" if not isinstance(field.default, frozenset) else named_set(field.default)
         elif field.default_factory is not dataclasses.MISSING:
             default = f" = {getattr(field.default_factory, '__name__', 'factory')}()"

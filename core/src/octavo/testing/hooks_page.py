@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
+from functools import partial
+from types import ModuleType
 
 import octavo.plugin
-from octavo.testing.api_snapshot import hooks, snapshot
+from octavo.testing.api_snapshot import hooks, signature, snapshot
 
 
 def hooks_page() -> str:
@@ -36,7 +39,22 @@ def hooks_page() -> str:
         lines += [f"### `{name}`", "", inspect.getdoc(getattr(octavo.plugin, name)) or "", "", "```python"]
         lines += [f"{field}: {text}" for field, text in fields.items()]
         lines += ["```", ""]
+    lines += ["## Modules", "", "Beside `octavo.plugin`, imported by name.", ""]
+    for module, names in api["modules"].items():
+        found = importlib.import_module(f"octavo.plugin.{module}")
+        lines += [f"### `octavo.plugin.{module}`", "", inspect.getdoc(found) or "", ""]
+        lines += [f"- {line}" for line in map(partial(exported_line, found), names)]
+        lines += [""]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def exported_line(module: ModuleType, name: str) -> str:
+    """A name that a module exports, with the first sentence of what is said of it."""
+    value = getattr(module, name)
+    shown = f"{name}{signature(value)}" if inspect.isfunction(value) else name
+    if not (inspect.isfunction(value) or inspect.isclass(value)):
+        return f"`{shown}`"
+    return f"`{shown}`: {(inspect.getdoc(value) or '').split(chr(10) * 2)[0].replace(chr(10), ' ')}"
 
 
 def member_line(name: str, text: str) -> str:

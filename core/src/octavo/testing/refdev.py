@@ -36,7 +36,7 @@ MEMORY = 1 << 30
 @hookimpl
 def platform_info() -> PlatformInfo:
     memory = OptionSpec(type=int, default=MEMORY, help="bytes of device memory to pretend")
-    return PlatformInfo(name="refdev", api="0.1", version="1", device_type="refdev", options={"memory": memory})
+    return PlatformInfo(name="refdev", api="0.1", version="1", device_type="cpu", options={"memory": memory})
 
 
 @hookimpl
@@ -50,7 +50,6 @@ def platform_caps(options: Mapping[str, object]) -> PlatformCaps:
         dtypes=("float32", "bfloat16"),
         default_dtype="float32",
         streams=True,
-        pinned_memory=True,
         graph="capture",
         shapes="bucketed",
         buckets=BUCKETS,

@@ -130,7 +130,7 @@ class TritonAttention:
 
     @classmethod
     def kv_layout(cls, spec: KVSpec) -> KVLayout:
-        return KVLayout(block_size=spec.block_size, dtype=spec.dtype, order="BHNC", align=16)
+        return KVLayout(block_size=spec.block_size, dtype=spec.dtype, order="BHNC")
 
     def __init__(self, spec: AttentionSpec, limits: BatchLimits, device: Device) -> None:
         tuning = self.tuning

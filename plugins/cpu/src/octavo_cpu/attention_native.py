@@ -138,7 +138,7 @@ class NativeAttention:
     @classmethod
     def kv_layout(cls, spec: KVSpec) -> KVLayout:
         """A block's tokens of one head lie together: a thread reads one head."""
-        return KVLayout(block_size=spec.block_size, dtype=spec.dtype, order="BHNC", align=64, alloc=interleaved)
+        return KVLayout(block_size=spec.block_size, dtype=spec.dtype, order="BHNC", alloc=interleaved)
 
     def __init__(self, spec: AttentionSpec, limits: BatchLimits, device: Device) -> None:
         self.spec = spec

@@ -78,7 +78,6 @@ def platform_caps(options: Mapping[str, object]) -> PlatformCaps:
         kv_dtypes=("auto", "float8_e4m3fn") if fp8 else ("auto",),
         fp8=frozenset({"e4m3fn", "e5m2"}) if fp8 else frozenset(),
         streams=True,
-        pinned_memory=True,
         triton=has_triton(),
         graph="capture",
         dist_backend="nccl",

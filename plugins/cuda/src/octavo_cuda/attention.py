@@ -88,7 +88,7 @@ class Fa3Attention:
 
     @classmethod
     def kv_layout(cls, spec: KVSpec) -> KVLayout:
-        return KVLayout(block_size=spec.block_size, dtype=spec.dtype, order="BHNC", align=16)
+        return KVLayout(block_size=spec.block_size, dtype=spec.dtype, order="BHNC")
 
     def __init__(self, spec: AttentionSpec, limits: BatchLimits, device: Device) -> None:
         self._forward = self.load()

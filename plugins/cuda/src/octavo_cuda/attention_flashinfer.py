@@ -152,7 +152,7 @@ class FlashInferAttention:
 
     @classmethod
     def kv_layout(cls, spec: KVSpec) -> KVLayout:
-        return KVLayout(block_size=spec.block_size, dtype=spec.dtype, order="BNHC", align=16)
+        return KVLayout(block_size=spec.block_size, dtype=spec.dtype, order="BNHC")
 
     def __init__(self, spec: AttentionSpec, limits: BatchLimits, device: Device) -> None:
         self._wrapper_class = self.load()

@@ -88,7 +88,6 @@ def platform_caps(options: Mapping[str, object]) -> PlatformCaps:
         kv_dtypes=("auto", "float8_e4m3fn"),
         fp8=frozenset.intersection(*(target.fp8 for target in targets)),
         streams=True,
-        pinned_memory=True,
         triton=has_triton(),
         graph="capture",
         # Torch's name for RCCL too.

@@ -61,7 +61,6 @@ def platform_caps() -> PlatformCaps:
         dtypes=("bfloat16", "float16", "float32"),
         default_dtype="bfloat16",
         streams=True,
-        pinned_memory=True,
         graph="capture",
         dist_backend="xccl",
         collectives=COLLECTIVES,

@@ -82,7 +82,7 @@ class SyclAttention:
 
     @classmethod
     def kv_layout(cls, spec: KVSpec) -> KVLayout:
-        return KVLayout(block_size=spec.block_size, dtype=spec.dtype, order="BHNC", align=64)
+        return KVLayout(block_size=spec.block_size, dtype=spec.dtype, order="BHNC")
 
     def __init__(self, spec: AttentionSpec, limits: BatchLimits, device: Device) -> None:
         assert isinstance(device, SyclDevice)

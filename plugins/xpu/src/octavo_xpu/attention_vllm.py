@@ -66,7 +66,7 @@ class VllmXpuAttention:
 
     @classmethod
     def kv_layout(cls, spec: KVSpec) -> KVLayout:
-        return KVLayout(block_size=spec.block_size, dtype=spec.dtype, order="BNHC", align=64)
+        return KVLayout(block_size=spec.block_size, dtype=spec.dtype, order="BNHC")
 
     @staticmethod
     def load() -> Any:

@@ -65,15 +65,6 @@ def test_a_pinned_copy_arrives_unchanged(subject: Subject) -> None:
     assert torch.equal(arrived.cpu(), torch.arange(1000, dtype=torch.int32))
 
 
-def test_a_seed_repeats_random_numbers(subject: Subject) -> None:
-    device = subject.device
-    draws = []
-    for _ in range(2):
-        device.seed(1234)
-        draws.append(torch.rand(16, device=device.torch_device).cpu())
-    assert torch.equal(*draws)
-
-
 def test_inference_records_no_gradients(subject: Subject) -> None:
     weight = torch.ones(2, 2, device=subject.device.torch_device, requires_grad=True)
     with subject.device.inference():
