@@ -1,4 +1,4 @@
-"""The progress bar of offline work."""
+"""The progress bar of long work: requests offline, programs that are compiled before the first request."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ SHOW_AFTER_S = 1.0
 class ProgressBar:
     """Requests done and tokens a second, on stderr; nothing when stderr is no terminal or the work is short."""
 
-    def __init__(self, num_requests: int | None, *, enabled: bool) -> None:
-        """num_requests: None where nobody knows how many will come."""
+    def __init__(self, num_requests: int | None, *, enabled: bool, title: str = "Generating") -> None:
+        """num_requests: None where nobody knows how many will come; pieces of other work, if `title` names one."""
         self._num_requests = num_requests
+        self._title = title
         self._enabled = enabled and sys.stderr.isatty()
         self._started = time.monotonic()
         self._num_done = 0
@@ -37,7 +38,7 @@ class ProgressBar:
         if self._enabled:
             self.advance(requests=int(delta.finished), tokens=sum(len(output.token_ids) for output in delta.outputs))
 
-    def advance(self, *, requests: int, tokens: int) -> None:
+    def advance(self, *, requests: int, tokens: int = 0) -> None:
         """Count requests that are done and tokens that came."""
         if not self._enabled:
             return
@@ -46,11 +47,14 @@ class ProgressBar:
         elapsed = time.monotonic() - self._started
         if elapsed < SHOW_AFTER_S:
             return
-        if self._bar is None:
-            self._show()
-        self._bar.update(self._task, completed=self._num_done, speed=f"{self._num_tokens / elapsed:.1f} tokens/s")
+        self.show()
+        speed = f"{self._num_tokens / elapsed:.1f} tokens/s" if self._num_tokens else ""
+        self._bar.update(self._task, completed=self._num_done, speed=speed)
 
-    def _show(self) -> None:
+    def show(self) -> None:
+        """Show the bar now: for work whose first piece takes long."""
+        if not self._enabled or self._bar is not None:
+            return
         from rich import progress
         from rich.console import Console
 
@@ -60,5 +64,5 @@ class ProgressBar:
             console=Console(stderr=True),
             transient=True,
         )
-        self._task = self._bar.add_task("Generating", total=self._num_requests, speed="")
+        self._task = self._bar.add_task(self._title, total=self._num_requests, speed="")
         self._bar.start()

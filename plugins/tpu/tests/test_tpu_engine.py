@@ -53,10 +53,13 @@ def test_compiled_steps_give_the_tokens_of_the_cpu_and_compile_nothing_more(
     model = str(make_model(tmp_path, model_type, tokenizer=False))
     with LLM(model, platform="cpu", dtype=dtype, **SETTINGS) as llm:
         expected = tokens_of(llm)
-    caplog.set_level(logging.INFO, logger="octavo.tpu")
+    caplog.set_level(logging.INFO, logger="octavo.worker")
     with LLM(model, platform=tpu_on_cpu, dtype=dtype, **SETTINGS) as llm:
-        lines = [record.getMessage() for record in caplog.records if record.name == "octavo.tpu"]
-        assert [line.split(":")[0] for line in lines] == [f"compiled {i} of 3" for i in (1, 2, 3)]
+        lines = [record.getMessage() for record in caplog.records if record.name == "octavo.worker"]
+        assert "3 shapes of steps to compile" in lines
+        assert [line.split(":")[0] for line in lines if line.startswith("compiled")] == [
+            f"compiled {i} of 3" for i in (1, 2, 3)
+        ]
         start = num_programs()
         found = tokens_of(llm)
         for params in (GREEDY, SamplingParams(temperature=0.8, seed=5, max_tokens=9, detokenize=False)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -77,6 +78,23 @@ def test_no_request_brings_a_new_shape(tmp_path: Path, platform: str, model_type
             for params in (greedy[0], drawn):
                 llm.generate(SECOND, params, use_tqdm=False)
             assert programs.seen == before
+
+
+def test_shapes_are_counted_and_named_while_they_are_compiled(
+    tmp_path: Path, platform: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = str(make_model(tmp_path, "llama", tokenizer=False))
+    caplog.set_level(logging.INFO, logger="octavo.worker")
+    sizes = {"max_num_seqs": 2, "max_num_batched_tokens": 4, "max_model_len": 32, "num_kv_blocks": 9}
+    with LLM(model, platform=platform, skip_tokenizer_init=True, **sizes):
+        lines = [record.getMessage() for record in caplog.records]
+    compiled = [line for line in lines if line.startswith("compiled ")]
+    assert f"{len(compiled)} shapes of steps to compile" in lines
+    assert [line.partition(":")[0] for line in compiled] == [
+        f"compiled {i} of {len(compiled)}" for i in range(1, len(compiled) + 1)
+    ]
+    assert any("decode step of 2 tokens in 2 sequences" in line for line in compiled)
+    assert lines[-1].startswith(f"{len(compiled)} shapes compiled in ")
 
 
 def test_a_request_leaves_nothing_of_the_one_before_in_its_row(tmp_path: Path, platform: str) -> None:

@@ -19,12 +19,13 @@ from octavo.layers.context import BuildContext, dtype_name
 from octavo.ops.bind import REFERENCE, KernelTable
 from octavo.parallel.communicator import SingleRank, least, open_channels
 from octavo.parallel.ranks import Alone, Peers
-from octavo.plugin.contracts import BatchKey, Communicator, Device, GraphRunner, KVView, ModelExecutor
+from octavo.plugin.contracts import Communicator, Device, GraphRunner, KVView, ModelExecutor
 from octavo.plugin.data import GroupSpec, PlatformCaps
 from octavo.plugin.specs import BatchLimits, KVLayout, KVPlan
-from octavo.plugin.step import Admit, Batch, BlockUpdate, KVGroup
+from octavo.plugin.step import Admit, Batch, KVGroup
 from octavo.plugin.torch import TorchCommunicator
 from octavo.quant.formats import layers_of
+from octavo.runner.ahead import compile_ahead
 from octavo.runner.buckets import Shapes
 from octavo.runner.graphs import EagerRunner
 from octavo.runner.kvcache import NULL_BLOCKS, GroupNeed, allocate, divide, measure_recorded, measure_step
@@ -182,11 +183,11 @@ def _with_memory(
     else:
         plans = divide(needs, limits, budget=budget, num_blocks=config.cache.num_blocks)
     executor = runner(plans, shapes, graph)
-    for key in shapes.at_start:
-        executor.record(key)
     if shapes.all_at_start:
-        for key in shapes.captured:
-            rehearse(executor, key)
+        compile_ahead(executor, show=config.parallel.rank == 0)
+    else:
+        for key in shapes.at_start:
+            executor.record(key)
     device.empty_cache()  # recordings have their own memory
     kv_bytes = sum(need.block_bytes * plan.num_blocks for need, plan in zip(needs, plans, strict=True))
     if footprint is not None:
@@ -237,32 +238,6 @@ def run_largest(runner: ModelRunner, limits: BatchLimits, num_drafts: int = 0) -
             samples=np.ones(num_seqs, np.bool_),
             admits=admits,
             drafts=np.zeros((num_seqs, num_drafts), np.int32) if num_drafts else None,
-        )
-    )
-    runner.collect()
-
-
-def rehearse(runner: ModelRunner, key: BatchKey) -> None:
-    """Serve made-up requests that fill a shape as real ones would, in the null block: where shapes are compiled ahead,
-    what stands beside the compiled steps is then compiled too, and not while someone waits."""
-    limits = runner.shapes.limits
-    num_seqs = min(key.num_seqs, key.num_tokens, limits.max_num_seqs)
-    counts = np.ones(num_seqs, np.int32)
-    counts[-1] = min(key.num_tokens - num_seqs + 1, limits.max_model_len - 1)
-    rows, zeros = np.arange(num_seqs, dtype=np.int32), np.zeros(num_seqs, np.int32)
-    params = SamplingParams(temperature=0.0)
-    runner.launch(
-        Batch(
-            step=0,
-            rows=rows,
-            starts=zeros,
-            counts=counts,
-            samples=np.ones(num_seqs, np.bool_),
-            admits=[
-                Admit(row=row, token_ids=np.zeros(n, np.int32), num_prompt_tokens=n, params=params, seed=0)
-                for row, n in enumerate(counts.tolist())
-            ],
-            blocks=[BlockUpdate(rows=rows, indices=zeros, blocks=zeros) for _ in runner.kv_groups],
         )
     )
     runner.collect()

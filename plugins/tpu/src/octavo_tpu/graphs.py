@@ -9,9 +9,7 @@ changes in place (table and cache), the runtime gives to the program to overwrit
 
 from __future__ import annotations
 
-import logging
 import os
-import time
 import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,8 +20,6 @@ import torch
 from octavo.plugin import BatchKey, BatchLimits, Device
 from octavo.plugin.contracts import Step
 from octavo_tpu import BUCKETS
-
-log = logging.getLogger("octavo.tpu")
 
 BACKEND = "tpu"
 
@@ -48,26 +44,19 @@ class CompiledSteps:
     """Implements `octavo.plugin.GraphRunner`.
 
     cache_dir: folder where compiled programs are kept; "": where torch keeps its own, a temporary folder of the user.
-    num_compiled: programs made, and seconds: spent on them.
     """
 
     def __init__(self, device: Device, *, cache_dir: str = "") -> None:
         self._device = device
-        self._expected = 0
-        self.num_compiled = 0
-        self.seconds = 0.0
         if cache_dir:
             use_cache(Path(cache_dir))
 
     def keys(self, limits: BatchLimits) -> Sequence[BatchKey]:
         """See `compiled_shapes`."""
-        keys = compiled_shapes(limits)
-        self._expected = len(keys)
-        return keys
+        return compiled_shapes(limits)
 
     def prepare(self, key: BatchKey, fn: Step) -> Callable[[], Any]:
         """Compile and run a step. Raises RuntimeError naming the shape if it cannot be one program."""
-        start = time.perf_counter()
         compiled = torch.compile(
             own_code(fn),
             backend=BACKEND,
@@ -84,19 +73,6 @@ class CompiledSteps:
                 f"a step of {key.num_tokens} tokens in {key.num_seqs} sequences cannot be compiled: {error}; "
                 "--enforce-eager runs without compiled steps"
             ) from error
-        took = time.perf_counter() - start
-        self.num_compiled += 1
-        self.seconds += took
-        kind = "decode step" if key.max_q_len == 1 else "step with prompts"
-        log.info(
-            "compiled %d of %d: %s of %d tokens in %d sequences, %.1f s",
-            self.num_compiled,
-            self._expected,
-            kind,
-            key.num_tokens,
-            key.num_seqs,
-            took,
-        )
         return compiled
 
     def run(self, handle: Callable[[], Any]) -> Any:
