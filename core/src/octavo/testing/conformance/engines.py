@@ -47,7 +47,8 @@ def engine(subject: Subject, folder: Path, **settings: Any) -> LLM:
         "dtype": dtype_of(subject),
         "max_model_len": MAX_MODEL_LEN,
         "max_num_seqs": 8,
-        "max_num_batched_tokens": 256,
+        # Where each shape is a program to compile for every engine, few and small ones.
+        "max_num_batched_tokens": 32 if subject.caps.graph == "aot" else 256,
         "num_kv_blocks": 1 + 8 * -(-MAX_MODEL_LEN // block),
         "block_size": block,
         "skip_tokenizer_init": True,
