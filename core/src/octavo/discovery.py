@@ -45,7 +45,16 @@ EXTRA = "OCTAVO_EXTRA_PLATFORMS"
 State = Literal["ready", "absent", "incompatible", "broken", "skipped"]
 Kind = Literal["platform", "kernels", "extension"]
 
-__all__ = ["ActivePlatform", "PlatformLock", "PlatformReport", "load", "select", "survey", "survey_additions"]
+__all__ = [
+    "ActivePlatform",
+    "PlatformLock",
+    "PlatformReport",
+    "installed",
+    "load",
+    "select",
+    "survey",
+    "survey_additions",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,9 +141,21 @@ def select(
     found = _entries(extra)
     if name != "auto":
         chosen = _named(name, found)
+        probe = chosen.probe()
+        if not probe.available:
+            raise PlatformNotFoundError(
+                f"{chosen} finds no hardware: {probe.reason or 'no reason given'}; "
+                "choose another with --platform (`octavo plugin list` shows all)",
+                platform=name,
+            )
     else:
         chosen = _best([_examine(entry) for entry in found])
     return ActivePlatform(chosen, options=options or {})
+
+
+def installed(name: str) -> ActivePlatform:
+    """The platform of that name whether its hardware is here or not: for checks that need none. Raises as `select`."""
+    return ActivePlatform(_named(name, _entries(None)), options={})
 
 
 def load(lock: PlatformLock, *, options: Mapping[str, str] | None = None) -> ActivePlatform:
@@ -214,15 +235,7 @@ def _named(name: str, found: list[EntryPoint]) -> Plugin:
         owners = " and ".join(f"{dist} {version}" for dist, version in map(distribution, matches))
         raise PlatformAmbiguousError(f"platform {name!r} is provided by {owners}: uninstall all but one", platform=name)
     dist, version = distribution(matches[0])
-    plugin = Plugin.load(matches[0], dist=dist, version=version)
-    probe = plugin.probe()
-    if not probe.available:
-        raise PlatformNotFoundError(
-            f"{plugin} finds no hardware: {probe.reason or 'no reason given'}; "
-            "choose another with --platform (`octavo plugin list` shows all)",
-            platform=name,
-        )
-    return plugin
+    return Plugin.load(matches[0], dist=dist, version=version)
 
 
 def _best(candidates: list[_Candidate]) -> Plugin:

@@ -42,7 +42,14 @@ _numbers = itertools.count()
 def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Check:
     """Run tiers of the kit on the base platform with some source appended or replaced."""
 
-    def go(extra: str = "", *, tiers: str, replace: tuple[str, str] = ("", ""), settings: str = "") -> Result:
+    def go(
+        extra: str = "",
+        *,
+        tiers: str,
+        replace: tuple[str, str] = ("", ""),
+        settings: str = "",
+        no_device: bool = False,
+    ) -> Result:
         module = f"bad_platform_{next(_numbers)}"
         source = (BASE + textwrap.dedent(extra)).replace(*replace) if replace[0] else BASE + textwrap.dedent(extra)
         (tmp_path / f"{module}.py").write_text(source)
@@ -52,6 +59,6 @@ def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Check:
         config = tmp_path / "conformance.toml" if settings else None
         if config is not None:
             config.write_text(settings)
-        return run("bad", tiers=tiers.split(","), config=config, quiet=True)
+        return run("bad", tiers=tiers.split(","), config=config, quiet=True, no_device=no_device)
 
     return go

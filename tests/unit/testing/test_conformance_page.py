@@ -14,6 +14,7 @@ DATA: dict[str, Any] = {
     "plugin": "octavo-acme 0.1, plugin API 0.1",
     "plugin_api": "0.1",
     "device": "Acme One",
+    "no_device": "",
     "level": "silver",
     "missing": ["one rank only (caps.max_world_size)"],
     "proof": "executed on simulator",

@@ -74,6 +74,11 @@ def new(name: str) -> None:
     show_default=True,
     help="Processes that share the tests of kernels (tiers 2 to 4): for a device whose compiler they wait for.",
 )
+@click.option(
+    "--no-device",
+    is_flag=True,
+    help="Run only what needs no device, for a machine that has none; it reaches no level.",
+)
 @click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Where to write the report as a page.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON and nothing else.")
 def check(
@@ -82,6 +87,7 @@ def check(
     config: Path | None,
     report: Path | None,
     jobs: int,
+    no_device: bool,
     html: Path | None,
     as_json: bool,
 ) -> None:
@@ -92,7 +98,7 @@ def check(
     if unknown := [part for part in asked if part not in TIERS]:
         raise click.BadParameter(f"{', '.join(unknown)} (tiers are {', '.join(TIERS)})", param_hint="--tier")
     chosen = [tier for tier in TIERS if tier in asked] or list(TIERS)
-    result = run(name, tiers=chosen, config=config, quiet=as_json, jobs=jobs)
+    result = run(name, tiers=chosen, config=config, quiet=as_json, jobs=jobs, no_device=no_device)
     if report is not None:
         report.write_text(json.dumps(result.data, indent=2) + "\n")
     if html is not None:

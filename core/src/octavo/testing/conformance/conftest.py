@@ -1,4 +1,4 @@
-"""Fixtures of the conformance kit, and its report. Options: --platform, --settings, --report, --share."""
+"""Fixtures of the conformance kit, and its report. Options: --platform, --settings, --report, --share, --no-device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from octavo.errors import OctavoError
 from octavo.plugin.version import PLUGIN_API
 from octavo.testing.conformance.levels import slower
 from octavo.testing.conformance.settings import read_settings, reason_for
-from octavo.testing.conformance.subject import Subject
+from octavo.testing.conformance.subject import Subject, absence, needs_device
 
 SUBJECT: pytest.StashKey[Subject] = pytest.StashKey()
 OUTCOMES: pytest.StashKey[dict[str, tuple[str, str]]] = pytest.StashKey()
@@ -30,10 +30,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--settings", type=Path, help="conformance.toml")
     group.addoption("--report", type=Path, help="where to write the report as JSON")
     group.addoption("--share", default="0/1", help="which tests to run: I/N takes each N-th, from the I-th on")
+    group.addoption("--no-device", action="store_true", help="run only what needs no device")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.stash[SUBJECT] = Subject(config.getoption("platform"), read_settings(config.getoption("settings")))
+    config.addinivalue_line("markers", "no_device: needs no device, and runs with --no-device too")
+    name, report = config.getoption("platform"), config.getoption("report")
+    # Asked here, as a plugin may do what it should not when it is imported: not to the process that runs the kit.
+    if report is not None and not config.getoption("no_device") and (reason := absence(name)):
+        report.write_text(json.dumps({"absent": reason}))
+        pytest.exit(f"no hardware: {reason}", returncode=1)
+    settings = read_settings(config.getoption("settings"))
+    config.stash[SUBJECT] = Subject(name, settings, no_device=config.getoption("no_device"))
     config.stash[OUTCOMES] = {}
     config.stash[USED] = set()
     config.stash[EXCUSED] = {}
@@ -59,8 +67,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     for argument, cases in CASES.items():
         if argument not in metafunc.fixturenames:
             continue
+        subject = metafunc.config.stash[SUBJECT]
+        if subject.no_device:
+            # Which cases there are is known on the device only: each test is told of once.
+            metafunc.parametrize(argument, [None], ids=["without a device"])
+            continue
         try:
-            values = cases(metafunc.config.stash[SUBJECT])
+            values = cases(subject)
         except OctavoError as error:
             # One failing test instead of none: an unusable platform must not pass by having nothing to test.
             values = [error]
@@ -78,8 +91,12 @@ def pytest_runtest_call(item: pytest.Item) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    settings = config.stash[SUBJECT].settings
+    subject = config.stash[SUBJECT]
+    settings = subject.settings
     for item in items:
+        if subject.no_device and item.get_closest_marker("no_device") is None:
+            item.add_marker(pytest.mark.skip(reason=needs_device(subject)))
+            continue
         if found := reason_for(test_id(item.nodeid), settings.skip):
             config.stash[USED].add(found[0])
             config.stash[EXCUSED][test_id(item.nodeid)] = found[1]
@@ -151,7 +168,9 @@ def report_of(config: pytest.Config) -> dict[str, Any]:
         "platform": subject.name,
         "plugin_api": ".".join(map(str, PLUGIN_API)),
         **about(subject),
-        "proof": settings.proof.get("label", ""),
+        "no_device": subject.without_device,
+        # Whatever label a run on the device earns, this one had none.
+        "proof": "contract only" if subject.no_device else settings.proof.get("label", ""),
         "counts": dict(Counter(outcome for outcome, _ in outcomes.values())),
         "by_tier": {tier: dict(counts) for tier, counts in by_tier.items()},
         "seconds": {tier: round(spent, 1) for tier, spent in config.stash[SECONDS].items()},
@@ -177,7 +196,7 @@ def about(subject: Subject) -> dict[str, Any]:
         lock = platform.lock
         known = {
             "plugin": f"{lock.dist} {lock.version}, plugin API {lock.api}",
-            "device": subject.device.describe().name,
+            "device": "" if subject.no_device else subject.device.describe().name,
         }
     except OctavoError:
         return unknown
@@ -196,10 +215,13 @@ def native_kernels(subject: Subject) -> dict[str, Any]:
     """Which kernels are the platform's own: families, and providers by op ("" where only the reference serves it)."""
     from octavo.ops.catalogue import CATALOGUE
 
+    unknown = {"native": [], "native_ops": [], "op_coverage": 0.0, "ops": {}}
+    if subject.no_device:
+        return unknown
     try:
         table = subject.kernels
     except OctavoError:
-        return {"native": [], "native_ops": [], "op_coverage": 0.0, "ops": {}}
+        return unknown
     providers = {name: ", ".join(entry.provider for entry in table.providers(name)) for name in sorted(CATALOGUE)}
     ops = [name for name in CATALOGUE if providers[name]]
     families = [family for family in ("attention", "linear", "moe") if table.classes(family)]
@@ -209,7 +231,7 @@ def native_kernels(subject: Subject) -> dict[str, Any]:
 
 def timings_of(subject: Subject, tiers: Collection[str], failures: Collection[str]) -> list[dict[str, Any]]:
     """Times of the platform's kernels, if there were any to test."""
-    if not {"2", "3", "4"} & set(tiers):
+    if subject.no_device or not {"2", "3", "4"} & set(tiers):
         return []
     from octavo.testing.conformance.speed import timings
 

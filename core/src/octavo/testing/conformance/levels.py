@@ -11,11 +11,14 @@ GOLD = SILVER | {"5"}
 NATIVE = frozenset({"attention", "linear"})
 """Kernel families that a silver platform brings itself."""
 NOTEWORTHY = 1.1
+NO_DEVICE = "none: no device"
 
 
 def level(data: dict[str, Any], tiers: Sequence[str]) -> str:
     """bronze: serves correctly on any kernels; silver: own attention and linear kernels, all kernels right; gold: also
-    recorded steps and several ranks, and no test is excused."""
+    recorded steps and several ranks, and no test is excused. Without a device nothing is judged."""
+    if data.get("no_device"):
+        return NO_DEVICE
     if not set(tiers) >= BRONZE:
         return f"not judged (it takes tiers {', '.join(sorted(BRONZE))} at least)"
     # A tier of which nothing ran proves nothing.
@@ -33,6 +36,8 @@ def level(data: dict[str, Any], tiers: Sequence[str]) -> str:
 
 def missing_for_next(data: Mapping[str, Any]) -> list[str]:
     """What stands between a platform and the next level, in words."""
+    if data.get("no_device"):
+        return [f"a device ({data['no_device']})"]
     rank = {"none": 0, "bronze": 1, "silver": 2, "gold": 3}.get(data["level"])
     if rank is None or rank == 3:
         return []

@@ -1,6 +1,6 @@
 """The patch detector: does loading a platform, or serving with it, change anything that is not its own?
 
-    python -m octavo.testing.conformance.patches NAME      prints what `detect` finds as JSON
+    python -m octavo.testing.conformance.patches NAME [--no-device]      prints what `detect` finds as JSON
 
 Takes the identity of every attribute of octavo's modules and classes, and of torch's public callables, before the
 platform is opened, after it has registered its kernels, and after a tiny model has answered a request on it. Runs in a
@@ -104,8 +104,8 @@ def changes(before: dict[str, object], after: dict[str, object]) -> list[str]:
     return sorted(names - {f"{name}.__code__" for name in names})
 
 
-def detect(name: str) -> dict[str, Any]:
-    """Open platform `name` in this process and serve one request on it.
+def detect(name: str, *, no_device: bool = False) -> dict[str, Any]:
+    """Open platform `name` in this process and serve one request on it. no_device: ask it only what needs no device.
 
     loading, serving: names that this changed; error: why the request could not be served, or "".
     """
@@ -124,10 +124,12 @@ def detect(name: str) -> dict[str, Any]:
             return {k: v for k, v in snapshot().items() if not any(k.startswith(f"{module}.") for module in fresh)}
 
         before = look()
-        subject = Subject(name, Settings())
-        list(subject.ops())
+        subject = Subject(name, Settings(), no_device=no_device)
+        subject.platform.launch(subject.config)
+        if not no_device:
+            list(subject.ops())
         loaded = look()
-        error = serve_one(subject, Path(folder))
+        error = "" if no_device else serve_one(subject, Path(folder))
     return {"loading": changes(before, loaded), "serving": changes(loaded, look()), "error": error}
 
 
@@ -146,4 +148,4 @@ def serve_one(subject: Any, folder: Path) -> str:
 
 
 if __name__ == "__main__":
-    print(json.dumps(detect(sys.argv[1])))
+    print(json.dumps(detect(sys.argv[1], no_device="--no-device" in sys.argv[2:])))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, PlatformNotFoundError
 from octavo.testing.conformance.levels import level, missing_for_next, slower
 
 TIERS = ("0", "1", "2", "3", "4", "5", "6")
@@ -41,8 +41,13 @@ class Result:
         lines = [
             f"{data['platform']}: {counts or 'nothing ran'}; level {data['level']}"
             + (f", {data['proof']}" if data["proof"] else ""),
-            f"own kernels: {native} ({data['op_coverage']:.0f}% of the ops)",
         ]
+        if data["no_device"]:
+            idle = [tier for tier in data["tiers"] if not data["by_tier"].get(tier, {}).keys() - {"skipped"}]
+            lines += [f"without a device: {data['no_device']}"]
+            lines += [f"not run, as it needs one: tier {', '.join(idle)}"] if idle else []
+        else:
+            lines += [f"own kernels: {native} ({data['op_coverage']:.0f}% of the ops)"]
         slow = ", ".join(
             f"{entry['op']} {entry['provider']} " + (f"{entry['ratio']}x" if "ratio" in entry else entry["error"])
             for entry in data["slower_than_reference"]
@@ -63,23 +68,28 @@ def run(
     config: Path | None = None,
     quiet: bool = False,
     jobs: int = 1,
+    no_device: bool = False,
 ) -> Result:
     """Run `tiers` on platform `name`. config: conformance.toml, by default the one in the current folder, if any.
 
     jobs: processes that share the tests of kernels, behind all others; each compiles what its own need.
-    A fresh process, so that hygiene is judged from a clean start. Raises ConfigError if pytest is not installed.
+    no_device: run only what needs no device, whether there is one or not.
+    A fresh process, so that hygiene is judged from a clean start. Raises ConfigError if pytest is not installed, and
+    PlatformNotFoundError if the device is wanted and is not here.
     """
     if config is None and Path("conformance.toml").exists():
         config = Path("conformance.toml")
     if jobs == 1:
-        data = run_share(name, tiers, config=config, quiet=quiet)
+        data = run_share(name, tiers, config=config, quiet=quiet, no_device=no_device)
     else:
         kernels = [tier for tier in tiers if tier in KERNELS]
         others = [tier for tier in tiers if tier not in KERNELS]
-        parts = [run_share(name, others, config=config, quiet=quiet)] if others else []
+        parts = [run_share(name, others, config=config, quiet=quiet, no_device=no_device)] if others else []
         with ThreadPoolExecutor(jobs) as pool:
             shares = [
-                pool.submit(run_share, name, kernels, config=config, quiet=True, share=f"{i}/{jobs}")
+                pool.submit(
+                    run_share, name, kernels, config=config, quiet=True, share=f"{i}/{jobs}", no_device=no_device
+                )
                 for i in range(jobs if kernels else 0)
             ]
             parts += [share.result() for share in shares]
@@ -89,15 +99,22 @@ def run(
 
 
 def run_share(
-    name: str, tiers: Sequence[str], *, config: Path | None, quiet: bool, share: str = "0/1"
+    name: str,
+    tiers: Sequence[str],
+    *,
+    config: Path | None,
+    quiet: bool,
+    no_device: bool,
+    share: str = "0/1",
 ) -> dict[str, Any]:
-    """The report of one process."""
+    """The report of one process. Raises as `run`."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "conformance.json")
         command = [sys.executable, "-m", "pytest", "-c", str(FOLDER / "pytest.ini"), "--rootdir", str(FOLDER)]
         command += ["-p", "no:cacheprovider", "--import-mode=importlib", "-q", "--tb=short"]
         command += [f"--platform={name}", f"--report={report}", f"--share={share}"]
         command += [f"--settings={config.resolve()}"] if config else []
+        command += ["--no-device"] if no_device else []
         command += [str(path) for tier in tiers for path in sorted(FOLDER.glob(f"test_t{tier}_*.py"))]
         done = subprocess.run(command, check=False, text=True, stdout=subprocess.PIPE if quiet else None)
         if not report.exists():
@@ -106,6 +123,11 @@ def run_share(
                 + (f"\n{done.stdout}" if quiet else "")
             )
         data: dict[str, Any] = json.loads(report.read_text())
+    if reason := data.get("absent"):
+        raise PlatformNotFoundError(
+            f"platform {name!r} finds no hardware: {reason}. Nothing was checked; --no-device checks what needs none",
+            platform=name,
+        )
     return data
 
 

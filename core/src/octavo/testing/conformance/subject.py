@@ -10,7 +10,8 @@ from typing import Any
 
 from octavo.active_platform import ActivePlatform
 from octavo.config import EngineConfig, make_config
-from octavo.discovery import select
+from octavo.discovery import installed, select
+from octavo.errors import OctavoError
 from octavo.ops.bind import REFERENCE, KernelTable
 from octavo.plugin import Device, PlatformCaps
 from octavo.testing.conformance.settings import Settings
@@ -33,15 +34,37 @@ class Kernel:
         return f"{self.what}-{self.provider}"
 
 
-class Subject:
-    """Everything is made at first use; what the platform raises reaches the test that asked."""
+def absence(name: str) -> str:
+    """What an installed platform says of hardware that it does not find; empty if it is here, or there is no saying."""
+    try:
+        probe = installed(name)._plugin.probe()
+    except OctavoError:
+        return ""
+    return "" if probe.available else probe.reason or "it gives no reason"
 
-    def __init__(self, name: str, settings: Settings) -> None:
-        self.name, self.settings = name, settings
+
+def needs_device(subject: Subject) -> str:
+    """Why a test is skipped that a platform without its device cannot take."""
+    return f"needs a device: {subject.without_device}"
+
+
+class Subject:
+    """Everything is made at first use; what the platform raises reaches the test that asked.
+
+    no_device: its hardware is not asked for, and no test may use `device` or what follows from it.
+    """
+
+    def __init__(self, name: str, settings: Settings, *, no_device: bool = False) -> None:
+        self.name, self.settings, self.no_device = name, settings, no_device
 
     @cached_property
     def platform(self) -> ActivePlatform:
-        return select(self.name)
+        return installed(self.name) if self.no_device else select(self.name)
+
+    @cached_property
+    def without_device(self) -> str:
+        """Why nothing runs on the device; empty if it is used."""
+        return (absence(self.name) or "left out as asked") if self.no_device else ""
 
     @property
     def caps(self) -> PlatformCaps:

@@ -1,4 +1,7 @@
-"""Tier 0: the plugin is a good guest. Judged in fresh processes, as this one has loaded much already."""
+"""Tier 0: the plugin is a good guest. Judged in fresh processes, as this one has loaded much already.
+
+Only its last tests serve with the device; the others run without one too.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,13 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
-from octavo.testing.conformance.subject import ENVIRONMENT, Subject
+from octavo.config import make_config
+from octavo.plugin.version import refusal
+from octavo.testing.conformance.subject import ENVIRONMENT, Subject, absence, needs_device
+
+pytestmark = pytest.mark.no_device
 
 HEAVY = ("torch", "transformers", "triton", "jax", "tensorflow", "numba")
 
@@ -18,7 +26,7 @@ OPEN = """
 import json, os, sys, time
 import octavo.discovery as discovery
 environment, start = dict(os.environ), time.process_time()
-plugin = discovery.select({name!r})._plugin
+plugin = discovery.installed({name!r})._plugin
 first, second = plugin.probe(), plugin.probe()
 print(json.dumps({{
     "heavy": [name for name in {heavy!r} if name in sys.modules],
@@ -71,13 +79,53 @@ print(json.dumps({{"state": found.state, "reason": found.reason}}))
 
 
 def test_absent_hardware_is_an_answer_with_a_reason(subject: Subject) -> None:
-    assert subject.platform is not None
     hide = subject.settings.absent
-    if not hide:
+    if not hide and not absence(subject.name):
         pytest.skip("conformance.toml does not say how to hide the hardware: [absent] with environment variables")
     found = run_fresh(ABSENT.format(name=subject.name), **hide)
     assert found["state"] == "absent", f"with {dict(hide)} the platform is {found['state']}: {found['reason']}"
     assert found["reason"], "an absent platform must say what was not found: Probe(available=False, reason=...)"
+
+
+def test_it_opens_with_hooks_of_this_plugin_api(subject: Subject) -> None:
+    # Opening refuses hooks and arguments of hooks that the API does not have, and misses those that it must.
+    info = subject.platform.info
+    assert refusal(info.api) == ""
+    assert info.name == subject.name
+    assert info.version
+
+
+DTYPES = frozenset({"float64", "float32", "bfloat16", "float16"})
+FP8 = frozenset({"e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz"})
+COLLECTIVES = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send", "recv"})
+
+
+def test_capabilities_are_well_formed(subject: Subject) -> None:
+    caps = subject.platform.caps
+    assert caps.dtypes
+    assert set(caps.dtypes) <= DTYPES, f"dtypes: torch's names of {', '.join(sorted(DTYPES))}"
+    assert caps.kv_dtypes, "kv_dtypes: at least 'auto', the model's own"
+    for name in caps.kv_dtypes:
+        known = name == "auto" or isinstance(getattr(torch, name, None), torch.dtype)
+        assert known, f"kv_dtypes: torch's names or 'auto', not {name!r}"
+    assert caps.fp8 <= FP8, f"fp8: of {', '.join(sorted(FP8))}"
+    assert caps.collectives <= COLLECTIVES, f"collectives: of {', '.join(sorted(COLLECTIVES))}"
+    assert caps.max_world_size >= 1
+    assert caps.max_world_size == 1 or caps.dist_backend, "several ranks need a dist_backend"
+    limits = caps.schedule
+    sizes = [size if isinstance(size, int) else size.value for size in limits.block_sizes]
+    assert sizes, "schedule.block_sizes: at least one"
+    assert min(*sizes, limits.token_multiple, limits.seq_multiple) >= 1
+    if caps.buckets is not None:
+        for steps in (caps.buckets.num_tokens, caps.buckets.num_seqs, caps.buckets.max_context):
+            assert list(steps) == sorted(set(steps)), "buckets ascend"
+
+
+def test_changes_of_the_config_are_allowed_and_have_reasons(subject: Subject) -> None:
+    platform = subject.platform
+    config, log = platform.configure(make_config(platform=subject.name))
+    assert all(line.rpartition(": ")[2].strip() for line in log), f"a ConfigPatch without a reason: {log}"
+    assert platform.configure(make_config(platform=subject.name)) == (config, log), "asked twice, it answers the same"
 
 
 def test_every_option_is_documented_and_has_a_default(subject: Subject) -> None:
@@ -109,6 +157,7 @@ def patched(subject: Subject) -> dict[str, object]:
     """What loading the platform and serving a request with it changed, in a fresh process."""
     assert subject.platform is not None
     command = [sys.executable, "-m", "octavo.testing.conformance.patches", subject.name]
+    command += ["--no-device"] if subject.no_device else []
     done = subprocess.run(command, text=True, capture_output=True, check=False, env=ENVIRONMENT)
     assert done.returncode == 0, done.stderr.strip().splitlines()[-1]
     facts: dict[str, object] = json.loads(done.stdout.strip().splitlines()[-1])
@@ -116,10 +165,14 @@ def patched(subject: Subject) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("stage", ["loading", "serving"])
-def test_nothing_outside_the_plugin_is_patched(patched: dict[str, list[str]], stage: str) -> None:
+def test_nothing_outside_the_plugin_is_patched(subject: Subject, patched: dict[str, list[str]], stage: str) -> None:
+    if subject.no_device and stage == "serving":
+        pytest.skip(needs_device(subject))
     names = patched[stage]
     assert names == [], f"{stage} changed {len(names)}: {', '.join(names[:10])}"
 
 
-def test_a_request_is_served_in_a_fresh_process(patched: dict[str, object]) -> None:
+def test_a_request_is_served_in_a_fresh_process(subject: Subject, patched: dict[str, object]) -> None:
+    if subject.no_device:
+        pytest.skip(needs_device(subject))
     assert not patched["error"], patched["error"]
