@@ -59,6 +59,19 @@ def test_a_name_that_cannot_be_used_is_refused(tmp_path: Path, name: str, messag
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_name_whose_package_is_installed_already_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "octavo_fast_chip.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigError, match="its package would be octavo_fast_chip, which is installed already"):
+        scaffold("fast-chip", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["class", "none", "x", "a1-b2"])
+def test_a_word_of_python_is_a_name_like_any_other(tmp_path: Path, name: str) -> None:
+    package = scaffold(name, tmp_path) / f"octavo_{name.replace('-', '_')}"
+    ast.parse((package / "__init__.py").read_text())
+
+
 def test_a_folder_that_is_there_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "octavo-demo").mkdir()
@@ -66,6 +79,12 @@ def test_a_folder_that_is_there_stays_as_it_is(tmp_path: Path, monkeypatch: pyte
     assert result.exit_code == 1
     assert "octavo-demo exists already" in result.output
     assert list((tmp_path / "octavo-demo").iterdir()) == []
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"octavo-demo/pyproject.toml cannot be written: Not a directory"):
+        scaffold("demo", tmp_path / "file")
 
 
 def test_the_command_says_what_to_do_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from string import Template
 
@@ -32,14 +33,15 @@ RESERVED = ("auto",)
 def scaffold(name: str, parent: Path) -> Path:
     """Write the distribution octavo-NAME into `parent` and return its folder.
 
-    Raises ConfigError for a name that cannot be used, or if the folder is there already; then nothing is written.
+    Raises ConfigError for a name that cannot be used, or if the folder is there already: then nothing is written; and
+    if it cannot be written.
     """
     if reason := refusal(name):
         raise ConfigError(f"platform name {name!r}: {reason}")
     folder = parent / f"octavo-{name}"
     if folder.exists():
         raise ConfigError(f"{folder} exists already: choose another name, or remove it first")
-    module = f"octavo_{name.replace('-', '_')}"
+    module = module_of(name)
     values = {
         "name": name,
         "module": module,
@@ -49,9 +51,18 @@ def scaffold(name: str, parent: Path) -> Path:
     }
     for path, template in FILES.items():
         target = folder / Template(path).substitute(values)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(Template((TEMPLATES / template).read_text(encoding="utf-8")).substitute(values), "utf-8")
+        text = Template((TEMPLATES / template).read_text(encoding="utf-8")).substitute(values)
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(text, "utf-8")
+        except OSError as error:
+            raise ConfigError(f"{target} cannot be written: {error.strerror}") from error
     return folder
+
+
+def module_of(name: str) -> str:
+    """The Python package of a platform's distribution."""
+    return f"octavo_{name.replace('-', '_')}"
 
 
 def refusal(name: str) -> str:
@@ -63,6 +74,8 @@ def refusal(name: str) -> str:
     if name in RESERVED:
         return "that word is reserved"
     owners = {entry.dist.name for entry in entry_points(group=PLATFORMS) if entry.name == name and entry.dist}
-    return (
-        f"{', '.join(sorted(owners))} provides it, and two platforms of one name cannot be told apart" if owners else ""
-    )
+    if owners:
+        return f"{', '.join(sorted(owners))} provides it, and two platforms of one name cannot be told apart"
+    if find_spec(module_of(name)) is not None:
+        return f"its package would be {module_of(name)}, which is installed already"
+    return ""
