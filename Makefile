@@ -54,8 +54,8 @@ test-kit: $(VENV)/.dev  ## run the conformance kit on the platforms that need no
 	$(TEST_ENV) OCTAVO_EXTRA_PLATFORMS=refdev=octavo.testing.refdev \
 		$(BIN)/octavo plugin check refdev --report build/conformance-refdev.json
 
-test-dist: $(VENV)/.dev dist  ## install the wheels into an empty environment and use them
-	$(BIN)/python -m pytest -m dist tests/e2e/test_wheels.py
+test-dist: $(VENV)/.dev dist  ## install the wheels into an empty environment and use them, as the tutorial does
+	$(BIN)/python -m pytest -m dist tests/e2e/test_wheels.py tests/e2e/test_tutorial.py
 
 test-examples: $(VENV)/.dev dist  ## install the wheels of docs/examples into an empty environment, check and break them
 	$(BIN)/python -m pytest -m dist tests/e2e/test_examples_wheels.py
