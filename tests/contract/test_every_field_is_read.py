@@ -39,7 +39,7 @@ DECLARED = {
 
 ASKED = {"AttentionSpec", "AttnBatch", "AttnLayer", "BatchLimits", "KVSpec", "LinearSpec", "MatrixSpec", "OpContext"}
 ASKED |= {"DraftInput", "DrafterSpec"}
-"""What core says to plugins: kernels and drafters read it, core's own, a platform's in this repository, an example's."""
+"""What core says to plugins; kernels and drafters read it: core's own, one of this repository's, an example's."""
 
 EXCUSED = {
     "DeviceDesc.uuid": "`octavo plugin list --json` prints the whole of it",

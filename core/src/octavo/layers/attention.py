@@ -9,8 +9,9 @@ from typing import Literal
 import torch
 
 from octavo.layers.context import BuildContext, StepState, dtype_name
-from octavo.layers.linear import Linear, Range, RowLinear, Rows, Shard, share
+from octavo.layers.linear import Linear, RowLinear, Rows, Shard, share
 from octavo.layers.norm import RMSNorm, ShardedRMSNorm
+from octavo.layers.weight import Range
 from octavo.plugin.contracts import AttnLayer, Communicator
 from octavo.plugin.specs import AttentionSpec
 

@@ -22,7 +22,7 @@ LookUp = Callable[[Tensor, int, float | None], Tensor]
 """(ids, the first row's id, scale) -> vectors, as the op `embedding_part`."""
 
 
-def _load_rows(ctx: BuildContext, matrix: MatrixSpec, done: Callable[[Weight], None]) -> None:
+def _load_rows(ctx: BuildContext, matrix: MatrixSpec, done: Callable[[Weight], object]) -> None:
     """Ask for this rank's rows of a vocabulary weight; ranks behind its end get zeros, which nobody looks up."""
     num_rows = -(-matrix.out_features // ctx.comm.size)
     start = min(ctx.comm.rank * num_rows, matrix.out_features)

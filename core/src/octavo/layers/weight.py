@@ -68,7 +68,7 @@ class Weight:
 def load_weight(
     ctx: BuildContext,
     spec: MatrixSpec,
-    done: Callable[[Weight], None],
+    done: Callable[[Weight], object],
     *,
     rows: Sequence[Range],
     columns: Range | None = None,

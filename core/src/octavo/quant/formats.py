@@ -37,7 +37,7 @@ def layers_of(targets: Mapping[str, str], config: Mapping[str, Any] | None, aske
     if not config:
         return plainly
     for name, target in targets.items():
-        cls = resolve(target)
+        cls: Any = resolve(target)
         if not hasattr(cls, "layer"):
             raise UnsupportedModelError(
                 f"quantization format {name!r} ({target}) has no method `layer`: it was written for an older plugin "
