@@ -52,7 +52,7 @@ test-kit: $(VENV)/.dev  ## run the conformance kit on the platforms that need no
 	@mkdir -p build
 	$(TEST_ENV) $(BIN)/octavo plugin check cpu --config plugins/cpu/conformance.toml --report build/conformance-cpu.json
 	$(TEST_ENV) OCTAVO_EXTRA_PLATFORMS=refdev=octavo.testing.refdev \
-		$(BIN)/octavo plugin check refdev --report build/conformance-refdev.json
+		$(BIN)/octavo plugin check refdev --config core/src/octavo/testing/refdev.toml --report build/conformance-refdev.json
 
 test-dist: $(VENV)/.dev dist  ## install the wheels into an empty environment and use them, as the tutorial does
 	$(BIN)/python -m pytest -m dist tests/e2e/test_wheels.py tests/e2e/test_tutorial.py
