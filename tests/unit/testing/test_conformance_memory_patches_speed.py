@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -175,3 +176,59 @@ def test_kernels_are_timed_and_broken_ones_do_not_end_the_report(monkeypatch: py
     assert [entry["provider"] for entry in slower(timed)] == ["slow", "broken"]
     assert timed[-1]["error"] == "ValueError: no such stream"
     assert speed.timings(subject, tiers={"3"}, failed=failed) == []
+
+
+BACKEND = """
+import functools
+import torch
+
+def enable():
+    torch.clone = clone
+    torch.square = square
+
+def clone(x):
+    return x.detach().clone()
+
+def square(x):
+    return x * x
+
+def announced(function):
+    @functools.wraps(function)
+    def call(*args, **kwargs):
+        return function(*args, **kwargs)
+    return call
+"""
+
+HIDES_BEHIND_IT = """
+@hookimpl
+def platform_caps():
+    return PlatformCaps(dtypes=("float32",), default_dtype="float32")
+
+def mine(x):
+    return x
+
+@hookimpl
+def register_kernels(registry):
+    import toy_backend
+    import torch
+    toy_backend.enable()
+    mine.__module__ = "toy_backend"
+    torch.negative = mine
+    torch.positive = toy_backend.announced(mine)
+"""
+
+NAMES_ITS_BACKEND = ('device_type="cpu")', 'device_type="cpu", backend=("toy_backend",))')
+
+
+@pytest.mark.slow
+def test_a_backend_may_change_torch_and_the_plugin_behind_it_may_not(check: Check, tmp_path: Path) -> None:
+    package = tmp_path / "toy_backend"
+    package.mkdir()
+    (package / "__init__.py").write_text(BACKEND)
+    result = check(HIDES_BEHIND_IT, tiers="0", replace=NAMES_ITS_BACKEND)
+    assert result.data["changed_by_backend"] == ["torch.clone", "torch.square"]
+    assert "torch.clone, torch.square" in result.summary()
+    found = {test.partition("::")[2]: message for test, message in result.data["failures"].items()}
+    loading = found["test_nothing_outside_the_plugin_is_patched[loading]"]
+    assert "loading changed 2: torch.negative, torch.positive" in loading
+    assert not any("clone" in message for message in found.values())

@@ -179,6 +179,7 @@ def report_of(config: pytest.Config) -> dict[str, Any]:
         "excused": excused,
         "skipped": {test: reason for test, reason in having("skipped").items() if test not in excused},
         "tolerances": {what: dict(by_dtype) for what, by_dtype in settings.tolerance.items()},
+        "changed_by_backend": subject.changed_by_backend,
         "unused_patterns": [
             pattern for pattern in [*settings.skip, *settings.xfail] if pattern not in config.stash[USED]
         ],

@@ -5,6 +5,9 @@
 Takes the identity of every attribute of octavo's modules and classes, and of torch's public callables, before the
 platform is opened, after it has registered its kernels, and after a tiny model has answered a request on it. Runs in a
 process of its own, which has loaded no plugin.
+
+A package that gives torch a device (`PlatformInfo.backend`) may change torch: what it put there is told apart by the
+files that the code comes from, as names are easily given.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import pkgutil
 import sys
 import tempfile
 import types
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +98,10 @@ def import_everything() -> None:
                 print(f"not looked at: {module.name} ({error})", file=sys.stderr)
     for name in TORCH:
         importlib.import_module(name.partition(":")[0])
+    # torch changes itself (torch.jit) when it compiles for the first time: let it do so now.
+    import torch
+
+    torch.compile(torch.neg, backend="eager")(torch.zeros(1))
 
 
 def changes(before: dict[str, object], after: dict[str, object]) -> list[str]:
@@ -104,10 +112,46 @@ def changes(before: dict[str, object], after: dict[str, object]) -> list[str]:
     return sorted(names - {f"{name}.__code__" for name in names})
 
 
+def made_by(packages: Sequence[str], value: object) -> bool:
+    """Whether a function or class was written in these packages: all of its code, but for torch's own that it wraps.
+
+    A function of the plugin that a backend's decorator only wraps is not the backend's.
+    """
+    files = [Path(code.co_filename) for code in codes(value, set())]
+    theirs = [any(file.is_relative_to(folder) for folder in map(folder_of, packages)) for file in files]
+    torch = folder_of("torch")
+    return any(theirs) and all(one or file.is_relative_to(torch) for one, file in zip(theirs, files, strict=True))
+
+
+def folder_of(package: str) -> Path:
+    """Where an imported package lies; nowhere if it is not imported, as then it wrote nothing."""
+    file = getattr(sys.modules.get(package), "__file__", None)
+    return Path(file).parent if file else Path("/nowhere")
+
+
+UNSET = types.CellType()
+"""A variable of an outer function that holds nothing yet."""
+
+
+def codes(value: object, seen: set[int]) -> list[types.CodeType]:
+    """The code of a function and of those in its closure; of a class that of its methods. Nothing else has code."""
+    if id(value) in seen:
+        return []
+    seen.add(id(value))
+    if isinstance(value, types.FunctionType):
+        held = [cell.cell_contents for cell in value.__closure__ or () if cell != UNSET]
+        return [value.__code__, *(code for one in held for code in codes(one, seen))]
+    if isinstance(value, type):
+        members = [getattr(member, "__func__", member) for member in vars(value).values()]
+        return [code for member in members if callable(member) for code in codes(member, seen)]
+    return []
+
+
 def detect(name: str, *, no_device: bool = False) -> dict[str, Any]:
     """Open platform `name` in this process and serve one request on it. no_device: ask it only what needs no device.
 
-    loading, serving: names that this changed; error: why the request could not be served, or "".
+    loading, serving: names that this changed; backend: names in torch that the platform's backend changed, as it may;
+    error: why the request could not be served, or "".
     """
     from octavo.testing.conformance.settings import Settings
     from octavo.testing.conformance.subject import Subject
@@ -130,7 +174,19 @@ def detect(name: str, *, no_device: bool = False) -> dict[str, Any]:
             list(subject.ops())
         loaded = look()
         error = "" if no_device else serve_one(subject, Path(folder))
-    return {"loading": changes(before, loaded), "serving": changes(loaded, look()), "error": error}
+        served = look()
+    packages = subject.platform.info.backend
+    loading, made_then = told_apart(changes(before, loaded), loaded, packages)
+    serving, made_later = told_apart(changes(loaded, served), served, packages)
+    return {"loading": loading, "serving": serving, "backend": sorted({*made_then, *made_later}), "error": error}
+
+
+def told_apart(names: Sequence[str], after: dict[str, object], packages: Sequence[str]) -> tuple[list[str], list[str]]:
+    """(names that nobody may change, names in torch where these packages put something of theirs)."""
+    theirs = [
+        name for name in names if not name.startswith("octavo") and name in after and made_by(packages, after[name])
+    ]
+    return [name for name in names if name not in theirs], theirs
 
 
 def serve_one(subject: Any, folder: Path) -> str:

@@ -54,6 +54,8 @@ class Result:
         )
         lines += [f"slower than the reference on these small samples: {slow}"] if slow else []
         lines += [f"for the next level: {'; '.join(data['missing'])}"] if data["missing"] else []
+        changed = ", ".join(data["changed_by_backend"])
+        lines += [f"changed by the packages that give torch the device: {changed}"] if changed else []
         lines += [f"FAILED {test}: {message}" for test, message in data["failures"].items()]
         lines += [f"expected to fail: {test}: {reason}" for test, reason in data["xfails"].items()]
         lines += [f"left out by conformance.toml: {test}: {reason}" for test, reason in data["excused"].items()]
@@ -145,6 +147,7 @@ def merged(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for field in ("failures", "xfails", "excused", "skipped"):
         data[field] = {test: message for part in parts for test, message in part[field].items()}
     # A pattern may fit a test of one tier only; kernels are timed by every process that has some to test.
+    data["changed_by_backend"] = sorted({name for part in parts for name in part["changed_by_backend"]})
     unused = [set(part["unused_patterns"]) for part in parts]
     data["unused_patterns"] = sorted(set.intersection(*unused))
     timed = {(entry["op"], entry["provider"]): entry for part in parts for entry in part["timings"]}

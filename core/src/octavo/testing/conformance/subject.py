@@ -52,10 +52,12 @@ class Subject:
     """Everything is made at first use; what the platform raises reaches the test that asked.
 
     no_device: its hardware is not asked for, and no test may use `device` or what follows from it.
+    changed_by_backend: names in torch, as tier 0 finds them.
     """
 
     def __init__(self, name: str, settings: Settings, *, no_device: bool = False) -> None:
         self.name, self.settings, self.no_device = name, settings, no_device
+        self.changed_by_backend: list[str] = []
 
     @cached_property
     def platform(self) -> ActivePlatform:

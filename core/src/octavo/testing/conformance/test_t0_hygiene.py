@@ -10,6 +10,7 @@ import multiprocessing
 import pickle
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -153,14 +154,15 @@ def test_a_spawned_worker_can_load_the_locked_platform(subject: Subject) -> None
 
 
 @pytest.fixture(scope="module")
-def patched(subject: Subject) -> dict[str, object]:
+def patched(subject: Subject) -> dict[str, Any]:
     """What loading the platform and serving a request with it changed, in a fresh process."""
     assert subject.platform is not None
     command = [sys.executable, "-m", "octavo.testing.conformance.patches", subject.name]
     command += ["--no-device"] if subject.no_device else []
     done = subprocess.run(command, text=True, capture_output=True, check=False, env=ENVIRONMENT)
     assert done.returncode == 0, done.stderr.strip().splitlines()[-1]
-    facts: dict[str, object] = json.loads(done.stdout.strip().splitlines()[-1])
+    facts: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    subject.changed_by_backend = facts["backend"]
     return facts
 
 
