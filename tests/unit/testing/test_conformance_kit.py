@@ -337,11 +337,13 @@ def test_reports_of_shares_add_up() -> None:
     def report(outcome: str, test: str, unused: list[str]) -> dict[str, object]:
         entry = {"op": "x", "provider": "y", "ratio": 2.0}
         part = {"counts": {outcome: 2}, "by_tier": {"2": {outcome: 2}}, "seconds": {"2": 1.5}, "xfails": {}}
+        part["changed_by_backend"] = [f"torch.{test}"]
         part |= {"failures": {test: "no"} if outcome == "failed" else {}, "excused": {}, "skipped": {}}
         return {"platform": "p", **part, "unused_patterns": unused, "timings": [entry]}
 
     data = merged([report("passed", "a", ["p", "q"]), report("failed", "b", ["q"]), report("passed", "c", ["p", "q"])])
     assert data["counts"] == {"passed": 4, "failed": 2}
+    assert data["changed_by_backend"] == ["torch.a", "torch.b", "torch.c"]
     assert data["by_tier"] == {"2": {"passed": 4, "failed": 2}}
     assert data["failures"] == {"b": "no"}
     assert data["unused_patterns"] == ["q"]
