@@ -40,7 +40,7 @@ def test_every_block_of_the_tutorial_does_what_the_page_says(tmp_path: Path) -> 
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{kept['PATH']}",
-        "PIP_FIND_LINKS": str(DIST),
+        "PIP_FIND_LINKS": f"{DIST} {kept.get('PIP_FIND_LINKS', '')}".strip(),
         "PIP_CONSTRAINT": str(ROOT / ".ci" / "constraints.txt"),
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
     }
