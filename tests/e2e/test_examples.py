@@ -17,11 +17,12 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from octavo import LLM, SamplingParams
+from octavo.config import make_config
 from octavo.discovery import select
 from octavo.errors import OctavoError
 from octavo.extensions import load_extensions
 from octavo.ops.bind import KernelTable
-from octavo.plugin import AttentionSpec, BatchLimits, MatrixSpec
+from octavo.plugin import AttentionSpec, BatchLimits, LinearSpec, MatrixSpec
 from octavo.plugin.torch import TorchDevice
 from octavo.server.parsers.events import Content, ToolCallArguments, ToolCallStart
 from octavo.server.parsers.registry import choose, make_parser
@@ -155,6 +156,27 @@ def test_other_platforms_serve_the_full_examples_format_by_its_dequantize(tmp_pa
     assert answers(codes, "refdev", quantization="none") == expected
     assert answers(codes, "cpu", kernels={"linear": "reference"}) == expected
     assert answers(codes, "cpu", quantization="none") == answers(numbers, "cpu")
+
+
+def test_a_platforms_four_bit_kernel_serves_the_full_examples_format_as_it_is() -> None:
+    from octavo_acme_full.quant import AcmeGroups, dequantize, quantize
+
+    native = pytest.importorskip("octavo_cpu.native")
+    if why := native.why_not():
+        pytest.skip(why)
+    sizes = {"out_features": 64, "in_features": 256}
+    layer = AcmeGroups({"group_size": 64}).layer(MatrixSpec(name="any", kind="linear", **sizes))
+    assert layer is not None
+    platform = select("cpu")
+    device = platform.make_device(0, platform.configure(make_config(platform="cpu"))[0])
+    table = KernelTable(forced={"linear": "int4_groups"})
+    platform.register_kernels(table, device)
+    spec = LinearSpec(act_dtype="float32", out_dtype="float32", scheme=layer.scheme, max_tokens=8, **sizes)
+    kernel = table.linear_kernel(spec, device)
+    tensors, x = quantize(torch.randn(64, 256), 64), torch.randn(5, 256)
+    expected = x @ dequantize(tensors, layer.scheme, torch.float32).T
+    found = kernel.apply(x, kernel.prepare(tensors, spec, device), None)
+    assert (found - expected).abs().max() <= 0.02 * expected.abs().max()
 
 
 @pytest.mark.slow

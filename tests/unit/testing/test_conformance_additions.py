@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.testing.conformance.run import FOLDER, Result, run_share
+from octavo.testing.conformance.run import FOLDER, run
 
 PACK = """
 from octavo.plugin import hookimpl
@@ -46,7 +46,7 @@ def failures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", ""))))
     monkeypatch.setenv("OCTAVO_EXTRA_PLATFORMS", "refdev=octavo.testing.refdev")
     monkeypatch.setattr("octavo.testing.conformance.run.FOLDER", only(tmp_path / "kit"))
-    result = Result(run_share("refdev", ["0"], config=None, quiet=True))
+    result = run("refdev", tiers=["0"], quiet=True)
     assert not result.passed
     return {test.partition("::")[2]: message for test, message in result.data["failures"].items()}
 

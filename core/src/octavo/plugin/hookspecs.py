@@ -104,5 +104,5 @@ def register_extensions(registry: ExtensionRegistry) -> None:
 
 @hookspec
 def worker_event(event: WorkerEvent, worker: WorkerView) -> None:
-    """A worker of core's runner serves from now on ("ready"), or is about to be taken apart ("shutdown"). An engine that
-    falls asleep shuts its workers down, and makes them anew when it wakes up."""
+    """A worker of core's runner serves from now on ("ready"), or is about to be taken apart ("shutdown"). An engine
+    that falls asleep shuts its workers down, and makes them anew when it wakes up."""

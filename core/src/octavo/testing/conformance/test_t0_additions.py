@@ -6,11 +6,14 @@ failure, named. A pack that cannot be imported does not say whom it is for: it c
 
 from __future__ import annotations
 
+import pytest
+
 from octavo.active_platform import kernel_packs
 from octavo.extensions import load_extensions
 from octavo.testing.conformance.subject import Subject
 
 
+@pytest.mark.no_device
 def test_every_kernel_pack_for_the_platform_can_be_opened(subject: Subject) -> None:
     broken = kernel_packs(subject.name)[1]
     assert not broken, "; ".join(broken)
@@ -22,5 +25,6 @@ def test_every_kernel_pack_for_the_platform_registers_its_kernels(subject: Subje
     assert not broken, "; ".join(broken)
 
 
+@pytest.mark.no_device
 def test_every_extension_registers(subject: Subject) -> None:
     load_extensions(subject.platform)

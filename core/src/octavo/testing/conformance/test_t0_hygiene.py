@@ -119,7 +119,7 @@ def test_capabilities_are_well_formed(subject: Subject) -> None:
     assert min(*sizes, limits.token_multiple, limits.seq_multiple) >= 1
     if caps.buckets is not None:
         for steps in (caps.buckets.num_tokens, caps.buckets.num_seqs, caps.buckets.max_context):
-            assert list(steps) == sorted(set(steps)), "buckets ascend"
+            assert list(steps) == sorted(set(steps)), "sizes of buckets rise"
 
 
 def test_changes_of_the_config_are_allowed_and_have_reasons(subject: Subject) -> None:
