@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
-import triton
 
 from octavo.plugin.contracts import AttnBatch, AttnLayer, Device, KVView
 from octavo.plugin.data import YES, Support, no
@@ -31,6 +30,7 @@ from octavo.triton.attention_tuning import (
     prefill_tiles,
 )
 from octavo.triton.attention_write import head_scales, kv_write
+from octavo.triton.gemv import INTERPRETED
 from octavo.triton.overlap import IN_ORDER, Overlap
 
 Tensor = torch.Tensor
@@ -108,7 +108,7 @@ class TritonAttention:
 
     @classmethod
     def supports(cls, spec: AttentionSpec, device: Device) -> Support:
-        if device.type == HOST and not triton.knobs.runtime.interpret:
+        if device.type == HOST and not INTERPRETED:
             return no("Triton compiles nothing for the host; it can only interpret there (TRITON_INTERPRET=1)")
         if not spec.causal:
             return no("only causal attention is implemented")
@@ -159,7 +159,7 @@ class TritonAttention:
             "N": spec.block_size,
             "NARROW": spec.kv_dtype != spec.dtype,
             # The interpreter multiplies the bit patterns of bfloat16.
-            "UPCAST": bool(triton.knobs.runtime.interpret) and spec.dtype == "bfloat16",
+            "UPCAST": INTERPRETED and spec.dtype == "bfloat16",
         }
         self._prefill = self._constants | {
             "START": self.overlap.start,
