@@ -7,10 +7,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import re
 import shlex
+import signal
 import subprocess
 import threading
 from collections.abc import Iterator, Sequence
@@ -113,7 +115,7 @@ def fits(pattern: str, line: str) -> bool:
 
 
 class Shell:
-    """One bash for all commands, as a reader has. Closing it ends what still runs in the background."""
+    """One bash for all commands, as a reader has. Closing it ends whatever still runs."""
 
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
         self._bash = subprocess.Popen(
@@ -124,6 +126,7 @@ class Shell:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            start_new_session=True,
         )
         self._lines: queue.Queue[str | None] = queue.Queue()
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -162,13 +165,12 @@ class Shell:
         self._bash.stdin.flush()
 
     def close(self) -> None:
-        if self._bash.poll() is None:
-            self._write("kill $(jobs -p) 2>/dev/null; wait; exit\n")
         try:
+            os.killpg(self._bash.pid, signal.SIGTERM)
             self._bash.wait(60)
         finally:
-            self._bash.kill()
-            self._bash.wait()
+            with contextlib.suppress(ProcessLookupError):  # a server ends after its shell
+                os.killpg(self._bash.pid, signal.SIGKILL)
         self._reader.join(60)
         for pipe in (self._bash.stdin, self._bash.stdout):
             assert pipe is not None

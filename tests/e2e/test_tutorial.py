@@ -30,7 +30,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
 
 
 @pytest.mark.dist
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 def test_every_block_of_the_tutorial_does_what_the_page_says(tmp_path: Path) -> None:
     assert list(DIST.glob("octavo-*.whl")), "run `make dist` first"
     port = free_port()
