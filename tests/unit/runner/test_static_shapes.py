@@ -80,6 +80,42 @@ def test_no_request_brings_a_new_shape(tmp_path: Path, platform: str, model_type
             assert programs.seen == before
 
 
+SHARED: dict[str, Any] = {"max_tokens": 7, "ignore_eos": True, "detokenize": False}
+ASKING = [
+    SamplingParams(temperature=0.8, seed=1, top_p=0.9, **SHARED),
+    SamplingParams(temperature=0.8, seed=2, top_k=5, min_p=0.05, logprobs=3, **SHARED),
+    SamplingParams(temperature=0.0, presence_penalty=0.5, repetition_penalty=1.2, **SHARED),
+    SamplingParams(temperature=0.0, frequency_penalty=0.5, logit_bias={7: 2.0, 9: -3.0}, **SHARED),
+    SamplingParams(temperature=0.0, allowed_token_ids=[5, 6, 7], min_tokens=2, **SHARED),
+    SamplingParams(temperature=0.0, bad_words_ids=((5, 6), (7,)), logprobs=0, **SHARED),
+    SamplingParams(temperature=0.5, seed=3, logprobs=5, logprobs_mode="processed_logprobs", **SHARED),
+    SamplingParams(temperature=0.0, logprobs=2, logprob_token_ids=[9, 10], logprobs_mode="raw_logits", **SHARED),
+    SamplingParams(temperature=0.0, **SHARED),
+]
+
+
+def test_what_requests_ask_of_sampling_brings_no_new_shape(tmp_path: Path, platform: str) -> None:
+    model = str(make_model(tmp_path, "llama", tokenizer=False))
+    sizes = {"max_num_seqs": 4, "max_num_batched_tokens": 32, "max_model_len": 64, "num_kv_blocks": 99}
+    prompts = [[i, *range(10, 12 + 3 * i)] for i in range(len(ASKING))]
+    with (
+        Programs() as programs,
+        LLM(model, platform=platform, skip_tokenizer_init=True, block_size=4, run_ahead=1, **sizes) as llm,
+    ):
+        before = set(programs.seen)
+        found = llm.generate(prompts, ASKING, use_tqdm=False)
+        found += [llm.generate([p], a, use_tqdm=False)[0] for p, a in zip(prompts, ASKING, strict=True)]
+        assert programs.seen - before == set()
+    with LLM(model, platform="cpu", skip_tokenizer_init=True, dtype="float32", **sizes) as llm:
+        expected = llm.generate(prompts, ASKING, use_tqdm=False)
+    for theirs, mine in zip([*expected, *expected], found, strict=True):
+        assert theirs.outputs[0].token_ids == mine.outputs[0].token_ids
+        for ours, others in zip(theirs.outputs[0].logprobs or (), mine.outputs[0].logprobs or (), strict=True):
+            assert list(ours) == list(others)
+            for token, entry in ours.items():
+                assert others[token].logprob == pytest.approx(entry.logprob, abs=1e-4)
+
+
 def test_shapes_are_counted_and_named_while_they_are_compiled(
     tmp_path: Path, platform: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -160,9 +160,9 @@ def test_a_reused_row_forgets_its_last_request() -> None:
 
 def test_a_reused_penalty_place_forgets_the_last_prompt() -> None:
     state = PenaltyState(VOCAB, torch.device("cpu"))
-    state.admit(0, torch.tensor([5, 6, 7]), 2)
+    state.admit(0, np.array([5, 6, 7], np.int32), 2, torch.from_numpy)
     state.release(0)
-    state.admit(1, torch.tensor([8, 9]), 1)
+    state.admit(1, np.array([8, 9], np.int32), 1, torch.from_numpy)
     assert state.places(np.array([1], np.int32)).tolist() == [0], "the place is reused"
     assert state.in_prompt[0].nonzero().flatten().tolist() == [8]
     assert state.counts[0].nonzero().flatten().tolist() == [9]

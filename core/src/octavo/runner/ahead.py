@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +15,20 @@ from octavo.runner.runner import ModelRunner
 from octavo.sampling.params import SamplingParams
 
 log = logging.getLogger("octavo.worker")
+
+PLAIN = SamplingParams(temperature=0.0)
+ASKED: dict[str, Any] = {
+    "allowed_token_ids": (0, 1),
+    "bad_words_ids": ((1, 2),),
+    "logit_bias": {0: 1.0},
+    "repetition_penalty": 1.1,
+    "logprobs": 1,
+}
+SPECIAL = (
+    SamplingParams(temperature=0.0, **ASKED),
+    SamplingParams(temperature=0.8, min_p=0.01, top_p=0.9, logprobs_mode="processed_logits", **ASKED),
+)
+"""Between them all that a request can ask for and that works on as many rows as the step has."""
 
 
 def compile_ahead(runner: ModelRunner, *, show: bool) -> None:
@@ -29,8 +44,13 @@ def compile_ahead(runner: ModelRunner, *, show: bool) -> None:
             seconds = time.monotonic() - start
             log.info("compiled %d of %d: %s, %.1f s", number, len(keys), described(key), seconds)
             bar.advance(requests=1)
+    sampled: set[int] = set()
     for key in runner.shapes.captured:
-        rehearse(runner, key)
+        rehearse(runner, key, PLAIN)
+        if key.num_seqs not in sampled:
+            sampled.add(key.num_seqs)
+            for params in SPECIAL:
+                rehearse(runner, key, params)
     log.info("%d shapes compiled in %.1f s", len(keys), time.monotonic() - begin)
 
 
@@ -40,7 +60,7 @@ def described(key: BatchKey) -> str:
     return f"{kind} of {key.num_tokens} tokens in {key.num_seqs} sequences"
 
 
-def rehearse(runner: ModelRunner, key: BatchKey) -> None:
+def rehearse(runner: ModelRunner, key: BatchKey, params: SamplingParams) -> None:
     """Serve made-up requests that fill a shape as real ones would, in the null block: where shapes are compiled ahead,
     what stands beside the compiled steps is then compiled too, and not while someone waits."""
     limits = runner.shapes.limits
@@ -48,7 +68,6 @@ def rehearse(runner: ModelRunner, key: BatchKey) -> None:
     counts = np.ones(num_seqs, np.int32)
     counts[-1] = min(key.num_tokens - num_seqs + 1, limits.max_model_len - 1)
     rows, zeros = np.arange(num_seqs, dtype=np.int32), np.zeros(num_seqs, np.int32)
-    params = SamplingParams(temperature=0.0)
     runner.launch(
         Batch(
             step=0,
@@ -64,3 +83,5 @@ def rehearse(runner: ModelRunner, key: BatchKey) -> None:
         )
     )
     runner.collect()
+    for row in rows.tolist():
+        runner.sampler.release(row)

@@ -12,7 +12,7 @@ from octavo.plugin.contracts import Event
 from octavo.plugin.step import Batch, Ints, StepResult, TokenLogprobs
 from octavo.runner.inputs import Staging
 from octavo.sampling.sampler import Sampled
-from octavo.speculate.places import Places
+from octavo.speculate.places import Longs, Places
 
 NOTHING = "no token can be chosen: the logits are not finite, or every token is forbidden"
 
@@ -48,7 +48,9 @@ class Pending:
             tokens=tokens,
             counts=counts,
             logprobs=self._logprobs(counts),
-            prompt_logprobs=[_to_host(*entry) for entry in self.prompt_logprobs],
+            prompt_logprobs=[
+                _copied(row, start, *(t.numpy() for t in tensors)) for row, start, *tensors in self.prompt_logprobs
+            ],
             errors={row: self.sampled.errors.get(row, NOTHING) for row in failed.tolist()},
         )
 
@@ -63,9 +65,10 @@ class Pending:
         else:
             rows, starts = drafted.rows, drafted.positions
             take = np.where(drafted.before[places] == 0, counts[drafted.owners[places]], 0)
+        ids, values, ranks = found.ids.numpy(), found.values.numpy(), found.ranks.numpy()
         # Each row gets what it asked for, not the most that the step found.
         return [
-            _to_host(row, start, found.ids[i : i + n, own], found.values[i : i + n, own], found.ranks[i : i + n])
+            _copied(row, start, ids[i : i + n, own], values[i : i + n, own], ranks[i : i + n])
             for i, (row, start, n, own) in enumerate(
                 zip(rows[places].tolist(), starts[places].tolist(), take.tolist(), found.columns, strict=True)
             )
@@ -73,11 +76,12 @@ class Pending:
         ]
 
 
-def _to_host(row: int, start: int, ids: Tensor, values: Tensor, ranks: Tensor) -> TokenLogprobs:
+def _copied(row: int, start: int, ids: Longs, values: NDArray[np.float32], ranks: Longs) -> TokenLogprobs:
+    """In memory of its own: a step's memory is used again."""
     return TokenLogprobs(
         row=row,
         start=start,
-        ids=ids.cpu().numpy().astype(np.int32),
-        values=values.cpu().numpy().astype(np.float32),
-        ranks=ranks.cpu().numpy().astype(np.int32),
+        ids=ids.astype(np.int32),
+        values=values.astype(np.float32),
+        ranks=ranks.astype(np.int32),
     )

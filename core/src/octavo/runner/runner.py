@@ -89,7 +89,12 @@ class ModelRunner:
         self.buffers = InputBuffers(self.shapes.max_tokens, self.shapes.max_seqs, self.table, device)
         ops: dict[str, Callable[..., Any]] = {name: self.ctx.op(name) for name in OPS}
         self.sampler = Sampler(
-            ops, self.table.tokens, self.model.vocab_size, device.torch_device, processors=self.processors
+            ops,
+            self.table.tokens,
+            self.model.vocab_size,
+            device.torch_device,
+            processors=self.processors,
+            static=self.shapes.static,
         )
         self.scorer = PromptScorer(self.model, ops["topk_logprobs"], self.table.tokens)
         self.begin_step = self.ctx.op("begin_step")
@@ -247,6 +252,8 @@ class ModelRunner:
             masks = None
         if outputs.tokens is not None and masks is None and self.sampler.is_plain(rows):
             return sampling, Sampled(tokens=outputs.tokens)  # with the padding's, so that it is one copy of one shape
+        if self.shapes.static and len(sampling):
+            return self._sample_padded(batch, sampling, step, outputs, masks)
         if len(sampling) == n:
             logits, picks = outputs.logits[:n], step.picks[:, :n]
         else:
@@ -255,6 +262,20 @@ class ModelRunner:
         positions = (batch.starts + batch.counts)[sampling].astype(np.int64)
         sampled = self.sampler.sample(logits.float(), rows, positions, masks)
         self._commit(sampled.tokens, picks)
+        return np.arange(len(sampling)), sampled
+
+    def _sample_padded(
+        self, batch: Batch, sampling: NDArray[np.intp], step: DeviceStep, outputs: Outputs, masks: Masks | None
+    ) -> tuple[NDArray[np.intp], Sampled]:
+        """As `_sample`, on as many rows as the step's shape has: behind those that sample the last one comes again."""
+        order = np.arange(len(outputs.logits)).clip(max=len(sampling) - 1)
+        index = self.sampler.upload(sampling[order])
+        positions = (batch.starts + batch.counts)[sampling].astype(np.int64)
+        logits = outputs.logits[index].float()
+        sampled = self.sampler.sample(logits, batch.rows[sampling], positions, masks)
+        # The same token for the same row: what was chosen behind the last one means nothing.
+        sampled = replace(sampled, tokens=sampled.tokens[self.sampler.upload(order)])
+        self._commit(sampled.tokens, step.picks[:, index])
         return np.arange(len(sampling)), sampled
 
     def _sample_drafted(

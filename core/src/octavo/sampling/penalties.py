@@ -2,33 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+Upload = Callable[[NDArray[Any]], Tensor]
+
 
 class PenaltyState:
-    """counts int32 [P, V] of generated tokens and in_prompt bool [P, V], for P places that grow on demand."""
+    """counts int32 [P, V] of generated tokens and in_prompt bool [P, V], for P places that grow on demand from
+    `num_places` on."""
 
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, vocab_size: int, device: torch.device, *, num_places: int = 0) -> None:
         self.vocab_size = vocab_size
         self.device = device
         self.place: dict[int, int] = {}
-        self.free: list[int] = []
-        self.counts = torch.zeros((0, vocab_size), dtype=torch.int32, device=device)
-        self.in_prompt = torch.zeros((0, vocab_size), dtype=torch.bool, device=device)
+        self.free = list(range(num_places - 1, -1, -1))
+        self.counts = torch.zeros((num_places, vocab_size), dtype=torch.int32, device=device)
+        self.in_prompt = torch.zeros((num_places, vocab_size), dtype=torch.bool, device=device)
 
-    def admit(self, row: int, known: Tensor, num_prompt_tokens: int) -> None:
-        """Count a request's known tokens, int64 on the device (after preemption these hold output too)."""
+    def admit(self, row: int, known: NDArray[np.int32], num_prompt_tokens: int, upload: Upload) -> None:
+        """Count a request's known tokens (after preemption these hold output too). On the host, whose arrays are of
+        the vocabulary's size however many tokens there are."""
         self.release(row)
         if not self.free:
             self._grow()
         place = self.place[row] = self.free.pop()
-        prompt, output = known[:num_prompt_tokens], known[num_prompt_tokens:]
-        self.in_prompt[place].zero_()
-        self.in_prompt[place, prompt] = True
-        self.counts[place] = torch.bincount(output, minlength=self.vocab_size)
+        prompt = np.zeros((1, self.vocab_size), np.bool_)
+        prompt[0, known[:num_prompt_tokens]] = True
+        output = np.bincount(known[num_prompt_tokens:], minlength=self.vocab_size)[None].astype(np.int32)
+        index = upload(np.array([place]))
+        self.in_prompt[index] = upload(prompt)
+        self.counts[index] = upload(output)
 
     def release(self, row: int) -> None:
         """Free a row's place, if it has one."""

@@ -39,6 +39,10 @@ OPS = (
 )
 HISTORY_PAD = -1
 
+ALL_ALLOWED = -1
+BIASED_AT_ONCE, PHRASES_AT_ONCE, PHRASE_WIDTH = 256, 64, 8
+"""Where each number is a shape to compile, entries, phrases and their tokens come in multiples of these."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sampled:
@@ -68,6 +72,8 @@ class Sampler:
 
     ops: bound catalogue ops by name (`OPS`). tokens: the device's request table int32 [R, L], for bad words.
     upload: array -> tensor on the device; the runner sets one that does not wait. processors: name -> class.
+    static: each shape is a program to compile, so work comes in few: logits have more rows than are sampled for, whose
+    tokens mean nothing, and an operation on some rows works on as many as there are, on the last one again and again.
     """
 
     ops: dict[str, Callable[..., Any]]
@@ -75,6 +81,7 @@ class Sampler:
     vocab_size: int
     device: torch.device
     processors: Mapping[str, type[Any]] = field(default_factory=dict)
+    static: bool = False
     upload: Callable[[NDArray[Any]], Tensor] = field(init=False)
     penalty_state: PenaltyState = field(init=False)
 
@@ -83,7 +90,7 @@ class Sampler:
         num_rows = self.tokens.shape[0]
         self.floats = np.zeros((num_rows, len(FLOATS)), np.float32)
         self.ints = np.zeros((num_rows, 2), np.int64)  # top_k, seed
-        self.logprobs = LogprobRows(num_rows, self.vocab_size, self.ops["topk_logprobs"])
+        self.logprobs = LogprobRows(num_rows, self.vocab_size, self.ops["topk_logprobs"], static=self.static)
         self.processed = ProcessorRows(self.processors, self.tokens)
         self.penalised = np.zeros(num_rows, np.bool_)
         self.is_rare = np.zeros(num_rows, np.bool_)
@@ -92,7 +99,7 @@ class Sampler:
         # What a recorded step reads: the same temperature and seed, on the device.
         self.temperature = torch.zeros(num_rows, dtype=torch.float32, device=self.device)
         self.seeds = torch.zeros(num_rows, dtype=torch.int64, device=self.device)
-        self.penalty_state = PenaltyState(self.vocab_size, self.device)
+        self.penalty_state = PenaltyState(self.vocab_size, self.device, num_places=num_rows if self.static else 0)
 
     def admit(self, admits: Sequence[Admit]) -> None:
         """Take over the parameters of new requests for their rows."""
@@ -114,8 +121,7 @@ class Sampler:
             params.presence_penalty != 0.0 or params.frequency_penalty != 0.0 or params.repetition_penalty != 1.0
         )
         if self.penalised[row]:
-            known = self.upload(admit.token_ids.astype(np.int64))
-            self.penalty_state.admit(row, known, admit.num_prompt_tokens)
+            self.penalty_state.admit(row, admit.token_ids, admit.num_prompt_tokens, self.upload)
         rare = _rare(admit, self.vocab_size)
         self.is_rare[row] = rare is not None
         if rare is not None:
@@ -141,28 +147,49 @@ class Sampler:
         drafted: Places | None = None,
     ) -> Sampled:
         """One token for each of N rows. logits float32 [N, V], may be changed; positions [N]: of the new tokens.
+        With `static` logits may have S >= N rows, and as many tokens come back.
 
         masks: their places are among the N. drafted: the N are places behind drafts, several of a row. Drafts lie in
         the request table already, where bad words read them.
         """
         places, late = self.logprobs.wanting(rows), self.logprobs.processed(rows)
+        size = len(logits)
         # A copy, as what follows changes the logits in place.
-        seen = logits[self.upload(places)] if len(places) else None
+        seen = logits[self._index(places, size)] if len(places) else None
         self._adjust(logits, rows, positions, masks, drafted)
         errors = self.processed.apply(logits, rows, positions, self.upload) if self.processed.any else {}
         tokens = self._choose(logits, rows, positions, scale=len(late) > 0)
         if self.penalised[rows].any():
-            places_penalised = np.flatnonzero(self.penalised[rows])
-            where = self.upload(self.penalty_state.places(rows[places_penalised]))
-            index = self.upload(places_penalised)
-            counted = None if drafted is None else self._reached(tokens, drafted)[index]
-            self.penalty_state.count(where, tokens[index], counted)
+            self._count(tokens, rows, drafted)
         if seen is None:
             return Sampled(tokens=tokens, errors=errors)
         if len(late):
-            seen[self.upload(np.searchsorted(places, late))] = logits[self.upload(late)]
-        found = self.logprobs.find(seen, tokens[self.upload(places)], rows[places], places, self.upload)
+            seen[self._index(np.searchsorted(places, late), size)] = logits[self._index(late, size)]
+        of_rows = rows[self._sized(places, size)]
+        found = self.logprobs.find(seen, tokens[self._index(places, size)], of_rows, places, self.upload)
         return Sampled(tokens=tokens, logprobs=found, errors=errors)
+
+    def _sized(self, array: NDArray[Any], size: int) -> NDArray[Any]:
+        """array [n, ...], n > 0; with `static` [size, ...], the last entry again and again: for work that may be done
+        twice."""
+        if not self.static or len(array) >= size:
+            return array
+        return np.concatenate((array, np.repeat(array[-1:], size - len(array), axis=0)))
+
+    def _index(self, places: NDArray[Any], size: int) -> Tensor:
+        """Places [n] among `size` rows, on the device."""
+        return self.upload(self._sized(places, size))
+
+    def _count(self, tokens: Tensor, rows: NDArray[np.int32], drafted: Places | None) -> None:
+        """Count the tokens of the rows with penalties."""
+        places = np.flatnonzero(self.penalised[rows])
+        where = self._index(self.penalty_state.places(rows[places]), len(tokens))
+        index = self._index(places, len(tokens))
+        counted = None if drafted is None else self._reached(tokens, drafted)[index]
+        if self.static:
+            once = self.upload(np.arange(len(index)) < len(places))
+            counted = once if counted is None else counted & once
+        self.penalty_state.count(where, tokens[index], counted)
 
     def _reached(self, tokens: Tensor, drafted: Places) -> Tensor:
         """bool [N]: whether the tokens sampled before a place are its drafts, so that its own token counts."""
@@ -195,24 +222,23 @@ class Sampler:
         cut_by_top = random & ((top_p < 1.0) | (top_k > 0))
         if scale or cut_by_min.any() or cut_by_top.any():
             # Filters look at the distribution after temperature: scale now and draw at temperature 1.
-            logits.div_(self.upload(np.where(random, temperature, np.float32(1.0)))[:, None])
+            logits.div_(self._index(np.where(random, temperature, np.float32(1.0)), len(logits))[:, None])
             temperature = random.astype(np.float32)
             self._filter("min_p", logits, np.flatnonzero(cut_by_min), min_p)
             self._filter("topk_topp", logits, np.flatnonzero(cut_by_top), top_k, top_p)
-        tokens = self.ops["sample"](
-            logits, self.upload(temperature), self.upload(ints[:, 1]), self.upload(positions.astype(np.int64))
-        )
+        arguments = (temperature, ints[:, 1], positions.astype(np.int64))
+        tokens = self.ops["sample"](logits, *(self._index(argument, len(logits)) for argument in arguments))
         return tokens
 
     def _filter(self, op: str, logits: Tensor, places: NDArray[np.int64], *params: NDArray[Any]) -> None:
         """Run a filter on the rows that ask for it only: sorting a vocabulary is dear."""
         if len(places) == 0:
             return
-        arguments = [self.upload(p[places]) for p in params]
-        if len(places) == len(logits):
+        arguments = [self._index(p[places], len(logits)) for p in params]
+        if len(places) == len(logits) and not self.static:
             self.ops[op](logits, *arguments)
         else:
-            index = self.upload(places)
+            index = self._index(places, len(logits))
             logits[index] = self.ops[op](logits[index], *arguments)
 
     def _adjust(
@@ -234,6 +260,7 @@ class Sampler:
             self._bias(logits, positions, rare)
         places = np.flatnonzero(self.penalised[rows])
         if len(places):
+            places = self._sized(places, len(logits))
             index = self.upload(places)
             state, where = self.penalty_state, self.upload(self.penalty_state.places(rows[places]))
             counts, in_prompt = state.counts[where], state.in_prompt[where]
@@ -245,6 +272,10 @@ class Sampler:
 
     def _forbid(self, logits: Tensor, places: NDArray[Any], words: NDArray[np.int32]) -> None:
         """Apply masks [M, words] to the logits at places [M], ascending."""
+        if self.static:  # all rows: no row may come twice here
+            whole = np.full((len(logits), words.shape[1]), ALL_ALLOWED, np.int32)
+            whole[places] = words
+            places, words = np.arange(len(logits)), whole
         index = () if len(places) == len(logits) else (self.upload(places.astype(np.int64)),)
         self.ops["apply_bitmask"](logits, self.upload(words), *index)
 
@@ -258,7 +289,11 @@ class Sampler:
                 places.append(np.full(len(entry.early_stops), i))
                 tokens.append(entry.early_stops)
                 values.append(np.full(len(entry.early_stops), NEG_INF, np.float32))
-        if sum(map(len, tokens)):
+        if num_entries := sum(map(len, tokens)):
+            if self.static:  # further entries add nothing to the first token of the first row
+                places.append(np.zeros(-num_entries % BIASED_AT_ONCE, np.int64))
+                tokens.append(np.zeros(-num_entries % BIASED_AT_ONCE, np.int64))
+                values.append(np.zeros(-num_entries % BIASED_AT_ONCE, np.float32))
             arguments = (np.concatenate(places), np.concatenate(tokens), np.concatenate(values))
             self.ops["logit_bias"](logits, *(self.upload(a) for a in arguments))
 
@@ -267,6 +302,9 @@ class Sampler:
         if not phrases:
             return
         width = max(1, max(len(p) - 1 for *_, p in phrases))
+        if self.static:  # a phrase may be forbidden twice
+            width = -(-width // PHRASE_WIDTH) * PHRASE_WIDTH
+            phrases += phrases[-1:] * (-len(phrases) % PHRASES_AT_ONCE)
         prefixes = np.full((len(phrases), width), HISTORY_PAD, np.int64)
         for m, (*_, phrase) in enumerate(phrases):
             if len(phrase) > 1:
