@@ -85,19 +85,21 @@ def test_a_draw_by_seed_is_the_draw_of_the_cpu(tmp_path: Path, tpu_on_cpu: str) 
     assert tokens[0] == tokens[1]
 
 
-def test_filters_and_penalties_are_those_of_the_cpu(tmp_path: Path, tpu_on_cpu: str) -> None:
+def test_filters_and_penalties_are_those_of_the_cpu_and_compile_nothing(tmp_path: Path, tpu_on_cpu: str) -> None:
     model = str(make_model(tmp_path, "llama", tokenizer=False))
     shared: dict[str, Any] = {"max_tokens": 8, "detokenize": False}
     params = [
         SamplingParams(temperature=0.0, repetition_penalty=1.3, frequency_penalty=0.2, **shared),
-        SamplingParams(temperature=0.8, seed=2, top_p=0.9, top_k=40, **shared),
+        SamplingParams(temperature=0.8, seed=2, top_p=0.9, top_k=40, logprobs=2, **shared),
         SamplingParams(temperature=0.9, seed=3, min_p=0.05, **shared),
         SamplingParams(temperature=0.0, min_tokens=6, logit_bias={9: 4.0}, allowed_token_ids=[9, 10, 11], **shared),
     ]
     outputs = []
     for platform in ("cpu", tpu_on_cpu):
         with LLM(model, platform=platform, dtype="float32", **SETTINGS) as llm:
+            start = num_programs() if platform == tpu_on_cpu else 0
             outputs.append([output.outputs[0] for output in llm.generate(PROMPTS, params, use_tqdm=False)])
+            assert platform == "cpu" or num_programs() == start
     assert [list(o.token_ids) for o in outputs[0]] == [list(o.token_ids) for o in outputs[1]]
 
 
