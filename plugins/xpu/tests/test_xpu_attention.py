@@ -85,6 +85,35 @@ def test_prompts_and_decodes_in_every_dtype(device: SyclDevice, dtype: str) -> N
     check(device, spec(dtype), DECODES, padding=2)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {"heads": (3, 1), "head_dim": 80},
+        {"heads": (2, 2), "head_dim": 32, "block_size": 5},
+        {"head_dim": 128, "window": 20, "softcap": 30.0, "sinks": True},
+    ],
+    ids=["odd", "one head a group", "all"],
+)
+def test_prompts_in_the_matrix_units(device: SyclDevice, kind: dict[str, object], dtype: str) -> None:
+    of = spec(dtype, **kind)  # type: ignore[arg-type]
+    assert SyclAttention(of, LIMITS, device)._prompt.source == "attention_matrix.cpp"
+    check(device, of, MIXED, padding=3)
+    check(device, of, MIXED, graph=True)
+
+
+def test_devices_without_matrix_units_take_every_dtype(plain_device: SyclDevice) -> None:
+    for dtype in ALLOWED:
+        assert SyclAttention(spec(dtype), LIMITS, plain_device)._prompt.source == "attention.cpp"
+        check(plain_device, spec(dtype), MIXED, padding=3)
+
+
+def test_heads_that_do_not_fit_the_matrix_units_are_left_to_the_others(device: SyclDevice) -> None:
+    for kind in ({"head_dim": 40}, {"head_dim": 256}, {"heads": (33, 1), "head_dim": 16}):
+        of = spec("bfloat16", **kind)  # type: ignore[arg-type]
+        assert SyclAttention(of, LIMITS, device)._prompt.source == "attention.cpp"
+
+
 @pytest.mark.parametrize(
     "kind",
     [{"window": 8}, {"softcap": 5.0}, {"sinks": True}, {"window": 20, "softcap": 30.0, "sinks": True}],

@@ -9,15 +9,23 @@ import torch
 import torch.nn.functional as F
 
 from octavo.plugin import LinearSpec, QuantScheme
-from octavo.plugin.torch import TorchDevice, core_scheme, dequantize_weight, int4_groups
+from octavo.plugin.torch import TorchDevice, core_scheme, dequantize_weight, int4_groups, quantize_rows
 from octavo.quant.online import SCHEMES
 from octavo_xpu.device import SyclDevice
-from octavo_xpu.linear import MOST_TOKENS, Int4Linear, Int8Linear, OneDnnLinear
+from octavo_xpu.linear import (
+    MOST_MATRIX_TOKENS,
+    MOST_TOKENS,
+    TOKENS_AT_ONCE,
+    Int4Linear,
+    Int8Linear,
+    OneDnnLinear,
+)
+from octavo_xpu.linear_int8 import Int8Int8Linear
 
 ALLOWED = {"float32": 2e-5, "float16": 1e-3, "bfloat16": 8e-3}
 """Share of the largest result: the order of sums, and the rounding of what is stored."""
 
-TOKENS = (0, 1, 7, 8, 9, MOST_TOKENS, MOST_TOKENS + 1)
+TOKENS = (0, 1, 7, 8, 9, MOST_TOKENS, MOST_TOKENS + 1, MOST_MATRIX_TOKENS + 1)
 """Around the number that a weight is read for at once, and the most that a packed product takes."""
 
 
@@ -55,8 +63,8 @@ def check(device: SyclDevice, kernel: type, spec: LinearSpec, weight: torch.Tens
             assert got.shape == want.shape
             assert got.dtype == dtype
             if tokens:
-                # Products of many tokens go through a weight that is rounded to the activations' dtype.
-                allowed = ALLOWED[spec.act_dtype] * (1 if tokens <= MOST_TOKENS else 2)
+                # Products of more tokens go through a weight that is rounded to the activations' dtype.
+                allowed = ALLOWED[spec.act_dtype] * (1 if tokens <= TOKENS_AT_ONCE else 2)
                 error = (got.float() - want).abs().max() / want.abs().max()
                 assert error <= allowed, f"{tokens} tokens: {error:.2e}"
 
@@ -91,6 +99,42 @@ def test_plain_weights_are_quantized_at_load(device: SyclDevice, kernel: type, m
         check(device, kernel, spec_of(n, k, dtype, scheme), weight, exact)
 
 
+@pytest.mark.parametrize("kind", ["Q4_1", "Q8_0"])
+def test_devices_without_matrix_units_multiply_packed_weights_too(plain_device: SyclDevice, kind: str) -> None:
+    weight, exact = blocks(kind, 37, 256)
+    kernel = Int8Linear if kind == "Q8_0" else Int4Linear
+    check(plain_device, kernel, spec_of(37, 256, "float16", core_scheme(f"gguf:{kind}")), weight, exact)
+
+
+def test_the_matrix_units_multiply_few_tokens_and_no_float32(device: SyclDevice, plain_device: SyclDevice) -> None:
+    scheme, weight = SCHEMES["int4"], gaussian(8, 96, seed=1)
+    for on, dtype, used in ((device, "bfloat16", True), (device, "float32", False), (plain_device, "bfloat16", False)):
+        packed = Int4Linear().prepare({"weight": weight}, spec_of(8, 96, dtype, scheme), on)
+        assert (packed.matrix is not None) == used
+
+
+@pytest.mark.parametrize("dtype", ALLOWED)
+def test_int8_activations_meet_int8_weights(device: SyclDevice, dtype: str) -> None:
+    """Sums of codes are exact: what is left is the rounding of the result."""
+    scheme = SCHEMES["int8"]
+    for n, k in ((37, 96), (150, 64)):
+        of = spec_of(n, k, dtype, scheme)
+        assert Int8Int8Linear.supports(of, device).ok
+        weight = gaussian(n, k, seed=n).to(getattr(torch, dtype))
+        bias = gaussian(n, seed=7).to(weight.dtype)
+        codes, scales = quantize_rows(weight, "int8")
+        packed = Int8Int8Linear().prepare({"weight": weight}, of, device)
+        for tokens in (0, 1, 9, 33):
+            x = gaussian(tokens, k, seed=tokens).to(weight.dtype)
+            found = Int8Int8Linear().apply(x, packed, bias)
+            assert found.shape == (tokens, n)
+            if tokens:
+                taken, by = quantize_rows(x, "int8")
+                expected = F.linear(taken.float(), codes.float()) * by * scales.T + bias.float()
+                error = (found.float() - expected).abs().max() / expected.abs().max()
+                assert error <= {"float32": 1e-6, "float16": 1e-3, "bfloat16": 8e-3}[dtype]
+
+
 def test_other_formats_are_unpacked_for_torchs_product(device: SyclDevice) -> None:
     rng = np.random.default_rng(5)
     packed = gguf.quants.quantize(rng.standard_normal((24, 256), dtype=np.float32), gguf.GGMLQuantizationType.Q5_0)
@@ -101,10 +145,12 @@ def test_other_formats_are_unpacked_for_torchs_product(device: SyclDevice) -> No
     check(device, OneDnnLinear, spec_of(24, 256, "float32", scheme), torch.from_numpy(packed), exact)
 
 
-def test_refusals_say_why(device: SyclDevice) -> None:
+def test_refusals_say_why(device: SyclDevice, plain_device: SyclDevice) -> None:
     int8 = SCHEMES["int8"]
     assert "int8" in OneDnnLinear.supports(spec_of(8, 32, "float32", int8), device).reason
     assert "float64" in OneDnnLinear.supports(spec_of(8, 32, "float64", None), device).reason
     assert "SYCL" in OneDnnLinear.supports(spec_of(8, 32, "float32", None), TorchDevice("cpu")).reason
+    assert "matrix units" in Int8Int8Linear.supports(spec_of(8, 32, "float32", int8), plain_device).reason
+    assert "multiple" in Int8Int8Linear.supports(spec_of(8, 40, "float32", int8), device).reason
     weight_only = SCHEMES["int8_per_channel_weight_only"]
     assert "four" in Int8Linear.supports(spec_of(8, 34, "float32", weight_only), device).reason

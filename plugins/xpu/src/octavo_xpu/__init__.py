@@ -85,8 +85,11 @@ def make_device(local_rank: int) -> Device:
 @hookimpl
 def register_kernels(registry: KernelRegistry, device: Device) -> None:
     from octavo_xpu.ops import register
+    from octavo_xpu.triton_kernels import objection
 
-    register(registry, device)
+    if reason := objection():
+        log.warning("sampling and bookkeeping run on core's slower references: %s", reason)
+    register(registry, device, triton=not reason)
 
 
 @hookimpl

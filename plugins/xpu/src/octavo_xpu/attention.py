@@ -1,6 +1,7 @@
 """Paged attention by `kernels/attention.cpp`: one kernel for prompts and decoding, any block size, any head size.
 
-    a step with prompts   a work-group for each tile of queries and KV head
+    a step with prompts   a work-group for each tile of queries and KV head; where there are matrix units, those of
+                          `kernels/attention_matrix.cpp` compute it
     a decode step         and for each part of the context, so that few sequences fill the device too; then `merge`
 
 Grids follow from bounds (tokens, sequences, longest context), never from values: a recorded step serves the next one.
@@ -37,6 +38,10 @@ LOCAL_MEMORY = 64 << 10
 ROWS = 8
 """Rows (tokens x heads of a group) that a work-group means to have: what shares a key once it is read."""
 SUB_GROUPS = 4
+MATRIX_ROWS = 8
+"""Rows of a sub-group in the matrix units."""
+MATRIX_HEAD = 128
+"""Widest head whose queries and sums stay in a lane's registers there."""
 PART = 256
 """Least positions of a part of a context: each part costs a pass over its sums."""
 WANTED_GROUPS = 256
@@ -90,9 +95,10 @@ class SyclAttention:
         self._small = SmallOps(device.runtime)
         group = spec.num_heads // spec.num_kv_heads
         self._group = group
-        self._tokens = max(1, ROWS // group)
+        self._matrix = self._matrix_units()
+        self._tokens = max(1, (MATRIX_ROWS * SUB_GROUPS if self._matrix else ROWS) // group)
         self._decode = self._module(1)
-        self._prompt = self._module(0)
+        self._prompt = self._matrix_module() if self._matrix else self._module(0)
         # Fewer work-groups than wanted are split, so the parts are never more than twice as many.
         size = 2 * WANTED_GROUPS * group * (spec.head_dim + 2)
         self._partial = torch.empty(size, dtype=torch.float32, device=device.torch_device)
@@ -107,6 +113,24 @@ class SyclAttention:
             TOKENS=1 if decode else self._tokens,
             SUB_GROUPS=min(SUB_GROUPS, self._group if decode else self._group * self._tokens),
             DECODE=decode,
+        )
+
+    def _matrix_units(self) -> int:
+        """MATRIX of the prompts' kernel; 0: it cannot use matrix units."""
+        spec = self._spec
+        if spec.head_dim % LANES or spec.head_dim > MATRIX_HEAD or self._group > MATRIX_ROWS * SUB_GROUPS:
+            return 0
+        return self._device.runtime.matrix(spec.dtype)
+
+    def _matrix_module(self) -> Module:
+        return self._device.runtime.module(
+            "attention_matrix.cpp",
+            NUMBER=NUMBERS[self._spec.dtype],
+            HEAD_SIZE=self._spec.head_dim,
+            GROUP=self._group,
+            TOKENS=self._tokens,
+            SUB_GROUPS=SUB_GROUPS,
+            MATRIX=self._matrix,
         )
 
     def plan(self, batch: AttnBatch, *, graph: bool) -> SyclPlan:
@@ -140,14 +164,16 @@ class SyclAttention:
         q = last_contiguous(q)
         assert out.is_contiguous()
         module = self._decode if plan.decode else self._prompt
-        sub_groups = min(SUB_GROUPS, self._group if plan.decode else self._group * self._tokens)
+        matrix = bool(self._matrix) and not plan.decode
+        rows = self._group if plan.decode else self._group * self._tokens
+        sub_groups = SUB_GROUPS if matrix else min(SUB_GROUPS, rows)
         (k_number, k_scales), (v_number, v_scales) = scale_of(layer.k_scale), scale_of(layer.v_scale)
         module["attention"](
             (plan.num_tiles, spec.num_kv_heads, plan.num_parts),
             (1, 1, sub_groups * LANES),
-            *(q, kv.k, kv.v, out, self._partial, batch.block_table, batch.q_starts, batch.kv_lens),
-            *(layer.sinks, k_scales, v_scales),
-            *(batch.num_seqs, spec.num_heads, plan.num_parts, *pitch(q, 0, 1)),
+            *(q, kv.k, kv.v, out, *(() if matrix else (self._partial,))),
+            *(batch.block_table, batch.q_starts, batch.kv_lens, layer.sinks, k_scales, v_scales),
+            *(batch.num_seqs, spec.num_heads, *(() if matrix else (plan.num_parts,)), *pitch(q, 0, 1)),
             *(batch.block_table.stride(0), kv.k.shape[2], *pitch(kv.k, 0, 1, 2), *pitch(kv.v, 0, 1, 2)),
             spec.window or 0,
             *(float(spec.scale), float(spec.softcap or 0.0), k_number, v_number),

@@ -1,7 +1,8 @@
 """Matrix multiplications: torch's own (oneDNN), and products of few tokens with weights that stay packed.
 
-    up to 32 tokens   `kernels/linear.cpp`: codes are decoded in registers; reading them is the cost
-    more              unpacked into a temporary, then torch's product, which runs in the matrix units
+    up to 8 tokens    `kernels/linear.cpp`: codes are decoded in registers; reading them is the cost
+    up to 128         the same in the matrix units, `kernels/linear_matrix.cpp`; up to 32 without where there are none
+    more              unpacked into a temporary, then torch's product, which runs in the matrix units too
 
 Shapes: T tokens, K in_features, N out_features.
 """
@@ -18,13 +19,16 @@ import torch.nn.functional as F
 from octavo.plugin import YES, Device, LinearSpec, Support, no
 from octavo.plugin.torch import dequantize_weight, has_int4_groups, int4_groups, quantize_rows
 from octavo_xpu.device import SyclDevice
-from octavo_xpu.native import LANES, NUMBERS, Module
+from octavo_xpu.native import LANES, NUMBERS, Groups, Module
 
 Tensor = torch.Tensor
 
 MOST_TOKENS = 32
 """Tokens that a packed product takes: it reads its weight once for every eight of them."""
 TOKENS_AT_ONCE = 8
+MOST_MATRIX_TOKENS = 128
+"""In the matrix units, which have the weight once for every 32 of them."""
+MATRIX_TOKENS_AT_ONCE = 32
 ROWS_AT_ONCE = 8
 """Rows of the weight that a work-group has, a sub-group each."""
 UNPACK_ITEMS = 256
@@ -73,9 +77,11 @@ class OneDnnLinear:
 
 @dataclass(frozen=True, kw_only=True)
 class PackedWeight:
-    """codes: 4 or 8 bits of [N, K], see `kernels/linear.cpp`. offsets: None for 8 bits. group: columns of a scale."""
+    """codes: 4 or 8 bits of [N, K], see `kernels/linear.cpp`. offsets: None for 8 bits. group: columns of a scale.
+    matrix: None where there are no matrix units for it."""
 
     module: Module
+    matrix: Module | None
     codes: Tensor
     scales: Tensor
     offsets: Tensor | None
@@ -89,6 +95,11 @@ def product(name: str, x: Tensor, w: PackedWeight, bias: Tensor | None) -> Tenso
     tokens = x.shape[0]
     parts = (w.codes, w.scales) if w.offsets is None else (w.codes, w.scales, w.offsets)
     per_group = (w.group,) if w.offsets is None else ()
+    if w.matrix and TOKENS_AT_ONCE < tokens <= MOST_MATRIX_TOKENS:
+        y = x.new_empty(tokens, w.out_features)
+        sizes = (tokens, w.in_features, w.out_features, *per_group)
+        w.matrix[name](*matrix_groups(tokens, w.out_features), x.contiguous(), *parts, bias, y, *sizes)
+        return y
     if tokens <= MOST_TOKENS:
         y = x.new_empty(tokens, w.out_features)
         groups = (-(-tokens // TOKENS_AT_ONCE), -(-w.out_features // ROWS_AT_ONCE), 1)
@@ -100,6 +111,21 @@ def product(name: str, x: Tensor, w: PackedWeight, bias: Tensor | None) -> Tenso
     last = per_group or (w.in_features // 8,)
     w.module[f"unpack_{name}"]((1, 1, -(-words // UNPACK_ITEMS)), (1, 1, UNPACK_ITEMS), *parts, weight, words, *last)
     return F.linear(x, weight, bias)
+
+
+def matrix_groups(tokens: int, out_features: int) -> tuple[Groups, Groups]:
+    """Work-groups and their items: a sub-group has as many rows of the weight as lanes."""
+    rows = ROWS_AT_ONCE * LANES
+    groups = (-(-tokens // MATRIX_TOKENS_AT_ONCE), -(-out_features // rows), 1)
+    return groups, (1, ROWS_AT_ONCE, LANES)
+
+
+def matrix_module(spec: LinearSpec, device: SyclDevice, group: int) -> Module | None:
+    """`kernels/linear_matrix.cpp` for weights with a scale for `group` columns, where it takes them."""
+    matrix = device.runtime.matrix(spec.act_dtype)
+    if not matrix or spec.in_features % GROUP or group % LANES:
+        return None
+    return device.runtime.module("linear_matrix.cpp", NUMBER=NUMBERS[spec.act_dtype], MATRIX=matrix)
 
 
 class Int4Linear:
@@ -128,6 +154,7 @@ class Int4Linear:
         kept = torch.float32 if spec.act_dtype == "float32" else torch.float16
         return PackedWeight(
             module=device.runtime.module("linear.cpp", NUMBER=NUMBERS[spec.act_dtype]),
+            matrix=matrix_module(spec, device, GROUP),
             codes=(codes[:, 0::2] | codes[:, 1::2] << 4).contiguous(),
             scales=scales.to(kept).contiguous(),
             offsets=offsets.to(kept).contiguous(),
@@ -170,6 +197,7 @@ class Int8Linear:
             group = spec.in_features
         return PackedWeight(
             module=device.runtime.module("linear.cpp", NUMBER=NUMBERS[spec.act_dtype]),
+            matrix=matrix_module(spec, device, group),
             codes=codes.contiguous(),
             scales=scales.contiguous(),
             offsets=None,

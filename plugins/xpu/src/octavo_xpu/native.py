@@ -23,7 +23,7 @@ from octavo_xpu.kernels.build import HERE, NoLibraryError, build, cache_folder
 if TYPE_CHECKING:
     import torch
 
-ABI = 1
+ABI = 2
 """`octavo_xpu_abi` of `kernels/host.cpp`, which this file mirrors."""
 
 LANES = 16
@@ -31,6 +31,11 @@ LANES = 16
 
 NUMBERS = {"bfloat16": "BFLOAT16", "float16": "FLOAT16", "float32": "FLOAT32"}
 """Dtypes of activations -> NUMBER of the sources."""
+
+MATRIX = {"bfloat16": 1, "float16": 2, "int8": 4}
+"""Dtypes that matrix units multiply -> their bit in `octavo_xpu_matrix`."""
+XMX, EMULATED = 1, 2
+"""MATRIX of the sources, see `kernels/matrix.h`; 0 stands for no matrix units."""
 
 Queue = Callable[[], int]
 """Address of the `sycl::queue` to launch on: of the stream that is current when it is called."""
@@ -55,6 +60,7 @@ def load() -> ctypes.CDLL:
     library.octavo_xpu_error.restype = text
     library.octavo_xpu_cpu_queue.argtypes, library.octavo_xpu_cpu_queue.restype = [], pointer
     library.octavo_xpu_describe.argtypes = [pointer, text, ctypes.c_int64]
+    library.octavo_xpu_matrix.argtypes = [pointer]
     library.octavo_xpu_build.argtypes = [pointer, text]
     library.octavo_xpu_build.restype = pointer
     library.octavo_xpu_kernel.argtypes, library.octavo_xpu_kernel.restype = [pointer, text], pointer
@@ -77,12 +83,15 @@ def source_text(name: str) -> str:
 
 
 class Runtime:
-    """The kernels of one device. wait: every launch returns when it is done, for tensors that the host reads next."""
+    """The kernels of one device. wait: every launch returns when it is done, for tensors that the host reads next.
+    emulate: matrix units are computed, where the device has none."""
 
-    def __init__(self, queue: Queue, *, wait: bool = False) -> None:
+    def __init__(self, queue: Queue, *, wait: bool = False, emulate: bool = False) -> None:
         self._library = load()
         self.queue = queue
         self.wait = wait
+        self.emulate = emulate
+        self._units: int | None = None
         self._modules: dict[tuple[str, tuple[tuple[str, str], ...]], Module] = {}
 
     def describe(self) -> str:
@@ -91,6 +100,13 @@ class Runtime:
         if self._library.octavo_xpu_describe(self.queue(), text, len(text)):
             raise NoLibraryError(last_error())
         return text.value.decode(errors="replace")
+
+    def matrix(self, dtype: str) -> int:
+        """MATRIX of the sources for products of `dtype`; 0: there are no matrix units for it."""
+        bit = MATRIX.get(dtype, 0)
+        if self._units is None:
+            self._units = self._library.octavo_xpu_matrix(self.queue())
+        return XMX if self._units & bit else EMULATED if bit and self.emulate else 0
 
     def module(self, source: str, **defines: object) -> Module:
         """A source with its definitions; the same one for the same arguments."""

@@ -6,21 +6,24 @@ from collections.abc import Callable
 from typing import Any
 
 from octavo.plugin import Device, KernelRegistry, OpContext, Support
+from octavo_xpu import triton_kernels
 from octavo_xpu.attention import SyclAttention
 from octavo_xpu.device import SyclDevice
 from octavo_xpu.linear import Int4Linear, Int8Linear, OneDnnLinear
+from octavo_xpu.linear_int8 import Int8Int8Linear
 from octavo_xpu.small import SmallOps, takes_dtype, takes_heads
 
 PROVIDER = "sycl"
 
 
-def register(registry: KernelRegistry, device: Device) -> None:
-    """Register every kernel for a device with a SYCL runtime."""
+def register(registry: KernelRegistry, device: Device, *, triton: bool = False) -> None:
+    """Register every kernel for a device with a SYCL runtime. triton: whether Triton compiles for it."""
     assert isinstance(device, SyclDevice)
     small = SmallOps(device.runtime)
     registry.attention(SyclAttention, priority=10)
     registry.linear(Int4Linear, priority=20)
     registry.linear(Int8Linear, priority=20)
+    registry.linear(Int8Int8Linear, priority=20)
     registry.linear(OneDnnLinear, priority=10)
     ops: tuple[tuple[Callable[..., Any], Callable[[OpContext], Support], bool], ...] = (
         (small.rms_norm, takes_dtype, False),
@@ -33,3 +36,5 @@ def register(registry: KernelRegistry, device: Device) -> None:
     )
     for fn, supports, inplace in ops:
         registry.op(fn.__name__, fn, provider=PROVIDER, priority=10, supports=supports, inplace=inplace)
+    if triton:
+        triton_kernels.register(registry)

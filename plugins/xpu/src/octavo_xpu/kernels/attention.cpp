@@ -8,13 +8,10 @@
 //   sub-group  = some of the rows; its lane j scores the j-th key of a step of LANES keys, and holds the columns
 //                j, j + LANES, ... of the output
 //
-//   tiles of a step:  | seq 0 | seq 1 ... | seq 2 |      tile q_starts[i] / TOKENS + i is the first of sequence i, so
-//                       0      1  2  3      5             that a step's grid follows from bounds and can be recorded
-//
 // Softmax is online (Milakov and Gimelshein 2018), in float32. With several parts of the context each leaves its sums
 // in `partial`, and `merge` adds them.
 
-#include "numbers.h"
+#include "tiles.h"
 
 constexpr int ROWS = TOKENS * GROUP;
 constexpr int ROWS_EACH = (ROWS + SUB_GROUPS - 1) / SUB_GROUPS;
@@ -22,19 +19,6 @@ constexpr int COLUMNS = (HEAD_SIZE + LANES - 1) / LANES;
 constexpr int PADDED = HEAD_SIZE + 1;  // lanes read one column of LANES keys: other banks each
 constexpr int PARTIAL = HEAD_SIZE + 2;
 constexpr float LEAST = -3.0e38f;  // instead of -infinity, whose differences are NaN
-
-// The sequence that a tile belongs to: the last whose first tile is not behind it.
-inline int64 sequence_of(const int *q_starts, int64 num_seqs, int64 tile) {
-  int64 low = 0, high = num_seqs - 1;
-  while (low < high) {
-    int64 middle = (low + high + 1) / 2;
-    if (q_starts[middle] / TOKENS + middle <= tile)
-      low = middle;
-    else
-      high = middle - 1;
-  }
-  return low;
-}
 
 KERNEL attention(const Number *q, const Number *k_cache, const Number *v_cache, Number *out, float *partial,
                  const int *block_table, const int *q_starts, const int *kv_lens, const float *sinks,

@@ -31,7 +31,7 @@ static auto guarded(F &&body, decltype(body()) failed) -> decltype(body()) {
   return failed;
 }
 
-EXPORT int octavo_xpu_abi() { return 1; }
+EXPORT int octavo_xpu_abi() { return 2; }
 
 EXPORT const char *octavo_xpu_error() { return last_error.c_str(); }
 
@@ -55,6 +55,23 @@ EXPORT int octavo_xpu_describe(sycl::queue *queue, char *text, int64_t size) {
         return 0;
       },
       1);
+}
+
+// What the device's matrix units multiply in the shape of kernels/matrix.h: 1 bfloat16, 2 float16, 4 int8, added up.
+EXPORT int octavo_xpu_matrix(sycl::queue *queue) {
+  return guarded(
+      [&] {
+        using syclexp::matrix::matrix_type;
+        int found = 0;
+        for (auto &c : queue->get_device().get_info<syclexp::info::device::matrix_combinations>()) {
+          if (c.msize != 8 || c.nsize != 16 || c.atype != c.btype) continue;
+          if (c.atype == matrix_type::bf16 && c.ksize == 16 && c.ctype == matrix_type::fp32) found |= 1;
+          if (c.atype == matrix_type::fp16 && c.ksize == 16 && c.ctype == matrix_type::fp32) found |= 2;
+          if (c.atype == matrix_type::sint8 && c.ksize == 32) found |= 4;
+        }
+        return found;
+      },
+      0);
 }
 
 // Compile a source for the device of a queue.

@@ -1,6 +1,9 @@
 // What all kernels share. `Number` is the dtype of activations: NUMBER is BFLOAT16, FLOAT16 or FLOAT32.
 // Numbers are computed as float and rounded when they are stored.
 
+#ifndef OCTAVO_XPU_NUMBERS
+#define OCTAVO_XPU_NUMBERS
+
 #include <sycl/sycl.hpp>
 
 namespace syclexp = sycl::ext::oneapi::experimental;
@@ -56,3 +59,5 @@ using Number = float;
 #endif
 
 inline float rounded(float x) { return wide(narrow<Number>(x)); }
+
+#endif
