@@ -56,7 +56,7 @@ def test_greedy_tokens_are_the_likeliest_of_a_plain_model(subject: Subject, fold
 SETTINGS: dict[str, dict[str, Any]] = {
     "no_prefix_cache": {"enable_prefix_caching": False},
     "small_chunks": {"max_num_batched_tokens": 16},
-    "no_chunked_prefill": {"enable_chunked_prefill": False},
+    "no_chunked_prefill": {"enable_chunked_prefill": False, "max_num_batched_tokens": 256},  # room for whole prompts
     "no_run_ahead": {"run_ahead": 0},
     "run_ahead": {"run_ahead": 1},
     "eager": {"enforce_eager": True},
