@@ -12,9 +12,10 @@ import octavo_tpu
 from octavo.config import apply_patches, make_config
 from octavo.features import negotiate
 from octavo.plugin import BatchLimits
+from octavo_tpu import runtimes
 from octavo_tpu.chips import find_chips
 
-OPTIONS = {"cache_dir": "", "hbm_bytes": 0}
+OPTIONS = {name: spec.default for name, spec in octavo_tpu.platform_info().options.items()}
 
 
 def add_chip(
@@ -78,13 +79,13 @@ def test_a_config_beyond_the_buckets_is_brought_within_them() -> None:
     caps = octavo_tpu.platform_caps(OPTIONS)
     config = make_config(max_num_seqs=1000, max_num_batched_tokens=9999)
     patched, log = apply_patches(
-        make_config(), octavo_tpu.platform_configure(make_config(max_num_seqs=1000, max_num_batched_tokens=9999))
+        make_config(), octavo_tpu.platform_configure(make_config(max_num_seqs=1000, max_num_batched_tokens=9999), caps)
     )
     assert patched.scheduler.max_num_seqs == caps.buckets.num_seqs[-1]
     assert patched.scheduler.max_num_batched_tokens == caps.buckets.num_tokens[-1]
     assert patched.cache.block_size == octavo_tpu.BLOCK_SIZE
     negotiate(patched, caps)
-    kept, log = apply_patches(config, octavo_tpu.platform_configure(config))
+    kept, log = apply_patches(config, octavo_tpu.platform_configure(config, caps))
     assert kept.scheduler.max_num_seqs == 1000, "what a user set is refused by name, not changed"
     assert any("kept scheduler.max_num_seqs" in line for line in log)
 
@@ -106,3 +107,45 @@ def test_compiled_shapes_are_few_and_hold_every_step() -> None:
             key, captured = shapes.choose(num_tokens, num_seqs, 4000, num_tokens - num_seqs + 1)
             assert captured
             assert key.max_q_len == 0
+
+
+def installed(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    monkeypatch.setattr(runtimes, "find_spec", lambda name: object() if name in names else None)
+
+
+def test_auto_takes_the_runtime_that_is_installed_and_torch_tpu_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    for names, chosen in (
+        (("torch_tpu", "torch_xla"), "torch_tpu"),
+        (("torch_tpu",), "torch_tpu"),
+        (("torch_xla",), "torch_xla"),
+    ):
+        installed(monkeypatch, *names)
+        assert octavo_tpu.platform_caps(OPTIONS).extras["runtime"] == chosen
+        assert octavo_tpu.platform_caps({**OPTIONS, "runtime": "torch_xla"}).extras["runtime"] == "torch_xla"
+
+
+def test_a_runtime_that_is_not_there_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(monkeypatch, "torch_tpu", "libtpu")
+    with pytest.raises(ValueError, match=r"torch_xla is not installed: pip install .octavo-tpu\[torch-xla\]"):
+        runtimes.runtime_choice("torch_xla")
+    with pytest.raises(ValueError, match="must be auto, torch_tpu or torch_xla, not 'jax'"):
+        runtimes.runtime_choice("jax")
+    assert "jax is not installed: pip install" in runtimes.missing_software()
+    installed(monkeypatch, "torch_xla", "libtpu")
+    assert runtimes.missing_software() == ""
+
+
+def test_only_torch_xla_divides_a_model_over_chips() -> None:
+    caps = octavo_tpu.platform_caps({**OPTIONS, "runtime": "torch_tpu", "chips": 4})
+    assert octavo_tpu.platform_launch(caps).devices_per_worker == 4
+    with pytest.raises(RuntimeError, match="chips=4: only --platform-opt runtime=torch_xla"):
+        octavo_tpu.make_device(0, caps)
+    with pytest.raises(ValueError, match="at least 1"):
+        octavo_tpu.chip_count("0")
+
+
+def test_steps_run_ahead_only_where_copies_to_the_host_do_not_wait() -> None:
+    for runtime, ahead in (("torch_tpu", 1), ("torch_xla", 0)):
+        caps = octavo_tpu.platform_caps({**OPTIONS, "runtime": runtime})
+        patched, _ = apply_patches(make_config(), octavo_tpu.platform_configure(make_config(), caps))
+        assert patched.scheduler.run_ahead == ahead

@@ -3,9 +3,9 @@
     export TORCH_DEVICE_BACKEND_AUTOLOAD=0   # else torch_tpu looks for chips while torch is imported
     OCTAVO_EXTRA_PLATFORMS=tpu_on_cpu=xla_cpu PYTHONPATH=plugins/tpu/tests octavo plugin check tpu_on_cpu
 
-It is octavo_tpu's own hooks but for three: a name of its own, a probe that wants the simulator instead of a chip, and a
-device that first points the runtime at it. Everything else of torch_tpu is as on a TPU: its operators, its lazy
-execution, its compiler's front end. XLA:CPU takes the place of XLA:TPU behind it.
+It is octavo_tpu's own hooks but for four: a name of its own, a probe that wants the simulator instead of a chip, caps
+with memory for it, and a device that first points the runtime at it. Everything else of torch_tpu is as on a TPU: its
+operators, its lazy execution, its compiler's front end. XLA:CPU takes the place of XLA:TPU behind it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import sys
 import sysconfig
 import tempfile
 import warnings
+from collections.abc import Mapping
 from dataclasses import replace
 from hashlib import sha256
 from importlib.util import find_spec
@@ -23,9 +24,10 @@ from pathlib import Path
 
 import octavo_tpu
 from octavo.plugin import Device, PlatformCaps, PlatformInfo, Probe, hookimpl
-from octavo_tpu import make_graph_runner, platform_caps, platform_configure, platform_launch, register_kernels
+from octavo_tpu import kv_layout, make_graph_runner, platform_configure, platform_launch, register_kernels
+from octavo_tpu.runtimes import TORCH_TPU, open_device
 
-__all__ = ["make_graph_runner", "platform_caps", "platform_configure", "platform_launch", "register_kernels"]
+__all__ = ["kv_layout", "make_graph_runner", "platform_configure", "platform_launch", "register_kernels"]
 
 MEMORY = 2 << 30
 REAL = "OCTAVO_TEST_PJRT"
@@ -44,11 +46,14 @@ def platform_probe() -> Probe:
 
 
 @hookimpl
+def platform_caps(options: Mapping[str, object]) -> PlatformCaps:
+    return octavo_tpu.platform_caps({**options, "runtime": TORCH_TPU, "hbm_bytes": options["hbm_bytes"] or MEMORY})
+
+
+@hookimpl
 def make_device(local_rank: int, caps: PlatformCaps) -> Device:
     start()
-    from octavo_tpu.device import TpuDevice
-
-    return TpuDevice(local_rank, hbm_bytes=int(str(caps.extras["hbm_bytes"])) or MEMORY)
+    return open_device(local_rank, caps.extras)
 
 
 def start() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
 
 from octavo.plugin import (
     BucketSpec,
@@ -11,6 +12,8 @@ from octavo.plugin import (
     Device,
     GraphRunner,
     KernelRegistry,
+    KVLayout,
+    KVSpec,
     OptionSpec,
     PlatformCaps,
     PlatformInfo,
@@ -19,6 +22,7 @@ from octavo.plugin import (
     WorkerLaunch,
     hookimpl,
 )
+from octavo_tpu.runtimes import NEEDED, TORCH_XLA, Runtime, choose, missing_software, open_device, runtime_choice
 
 if TYPE_CHECKING:
     from octavo.plugin import EngineConfig
@@ -38,26 +42,43 @@ BLOCK_SIZE = 64
 fetches leave the memory idle between them."""
 
 
+def chip_count(text: str) -> int:
+    """Parse the option `chips`."""
+    if (count := int(text)) < 1:
+        raise ValueError("must be at least 1")
+    return count
+
+
 @hookimpl
 def platform_info() -> PlatformInfo:
     options = {
+        "runtime": OptionSpec(
+            type=runtime_choice,
+            default="auto",
+            help="auto | torch_tpu | torch_xla: what gives torch its TPU; auto takes the one that is installed",
+        ),
+        "chips": OptionSpec(
+            type=chip_count,
+            default=1,
+            help="chips of this machine that one model is divided over, each holding its part; needs runtime torch_xla",
+        ),
         "cache_dir": OptionSpec(
             type=str,
             default="",
-            help="folder for compiled steps, which later starts load; default: where torch keeps its own",
+            help="folder for compiled steps, which later starts load; default: torch_tpu has its own, torch_xla none",
         ),
         "hbm_bytes": OptionSpec(
             type=int, default=0, help="memory of a chip in bytes, where the runtime cannot tell; 0: ask the runtime"
         ),
     }
     return PlatformInfo(
-        name="tpu", api="0.1", version=VERSION, device_type="tpu", options=options, backend=("torch_tpu",)
+        name="tpu", api="0.1", version=VERSION, device_type="tpu", options=options, backend=tuple(NEEDED)
     )
 
 
 @hookimpl
 def platform_probe() -> Probe:
-    from octavo_tpu.chips import find_chips, missing_software
+    from octavo_tpu.chips import find_chips
 
     chips = find_chips()
     if not chips:
@@ -78,18 +99,19 @@ def platform_caps(options: Mapping[str, object]) -> PlatformCaps:
         # A fetch of fewer than 16 tokens would not fill a tile of bfloat16.
         schedule=ScheduleLimits(block_sizes=(16, 32, 64, 128, 256)),
         features=frozenset({"prefix_cache", "chunked_prefill", "structured"}),
-        extras={"hbm_bytes": options["hbm_bytes"]},
+        extras={**options, "runtime": choose(str(options["runtime"]))},
     )
 
 
 @hookimpl
-def platform_configure(config: EngineConfig) -> Sequence[ConfigPatch]:
+def platform_configure(config: EngineConfig, caps: PlatformCaps) -> Sequence[ConfigPatch]:
     compiled = "the largest compiled shape"
+    ahead = "the runtime queues a step while the one before computes"
+    waits = "the runtime's copies to the host wait for the step"
+    run_ahead, reason = (0, waits) if caps.extras["runtime"] == TORCH_XLA else (1, ahead)
     patches = [
         ConfigPatch(field="cache.block_size", value=BLOCK_SIZE, reason="larger pages keep the memory busy"),
-        ConfigPatch(
-            field="scheduler.run_ahead", value=1, reason="the runtime queues a step while the one before computes"
-        ),
+        ConfigPatch(field="scheduler.run_ahead", value=run_ahead, reason=reason),
     ]
     if config.scheduler.max_num_seqs > BUCKETS.num_seqs[-1]:
         patches.append(ConfigPatch(field="scheduler.max_num_seqs", value=BUCKETS.num_seqs[-1], reason=compiled))
@@ -101,15 +123,13 @@ def platform_configure(config: EngineConfig) -> Sequence[ConfigPatch]:
 
 
 @hookimpl
-def platform_launch() -> WorkerLaunch:
-    return WorkerLaunch()
+def platform_launch(caps: PlatformCaps) -> WorkerLaunch:
+    return WorkerLaunch(devices_per_worker=int(str(caps.extras["chips"])))
 
 
 @hookimpl
 def make_device(local_rank: int, caps: PlatformCaps) -> Device:
-    from octavo_tpu.device import TpuDevice
-
-    return TpuDevice(local_rank, hbm_bytes=int(str(caps.extras["hbm_bytes"])))
+    return open_device(local_rank, caps.extras)
 
 
 @hookimpl
@@ -120,9 +140,19 @@ def register_kernels(registry: KernelRegistry, device: Device) -> None:
 
 
 @hookimpl
+def kv_layout(spec: KVSpec, device: Device) -> KVLayout:
+    layout = KVLayout(block_size=spec.block_size, dtype=spec.dtype, order="BHNC")
+    if getattr(device, "chips", 1) == 1:
+        return layout
+    from octavo_tpu.xla_sharding import divided_kv
+
+    return replace(layout, alloc=divided_kv)
+
+
+@hookimpl
 def make_graph_runner(config: EngineConfig, device: Device) -> GraphRunner | None:
     if config.platform.enforce_eager:
         return None
     from octavo_tpu.graphs import CompiledSteps
 
-    return CompiledSteps(device, cache_dir=str(config.platform.options.get("cache_dir", "")))
+    return CompiledSteps(cast(Runtime, device))

@@ -61,8 +61,9 @@ class BlockAttention:
 
     @classmethod
     def kv_layout(cls, spec: KVSpec) -> KVLayout | None:
-        """Pages of one head lie together: [B, Hkv, N, D], of which a fetch takes one [N, D]."""
-        return KVLayout(block_size=spec.block_size, dtype=spec.dtype, order="BHNC")
+        """That of the platform, which knows the device: pages of one head lie together, [B, Hkv, N, D], of which a
+        fetch takes one [N, D]."""
+        return None
 
     def __init__(self, spec: AttentionSpec, limits: BatchLimits, device: Device) -> None:
         self.spec = spec

@@ -1,8 +1,7 @@
-"""Which TPU chips this machine hands to programs, and whether the software for them is installed. Reads files only."""
+"""Which TPU chips this machine hands to programs. Reads files only."""
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 
 from octavo.plugin import DeviceDesc
@@ -18,8 +17,6 @@ KINDS: dict[str, tuple[str, int]] = {
     "0x0076": ("TPU v7", 192 * GIB),
 }
 """PCI device id -> name and memory of a chip, as Google's documentation gives them."""
-
-NEEDED = ("torch_tpu", "libtpu", "jax")
 
 
 def find_chips(root: Path = Path("/")) -> list[DeviceDesc]:
@@ -41,11 +38,3 @@ def find_chips(root: Path = Path("/")) -> list[DeviceDesc]:
             name, memory = kind
             found.append(DeviceDesc(name=name, index=len(found), memory=memory, pci=place.name))
     return found
-
-
-def missing_software() -> str:
-    """What to install before a chip can be used; empty if nothing is missing."""
-    missing = [name for name in NEEDED if find_spec(name) is None]
-    if not missing:
-        return ""
-    return f"there is a TPU, but not the software for it: pip install {' '.join(m.replace('_', '-') for m in missing)}"

@@ -1,4 +1,4 @@
-"""One TPU as a `Device`, through torch_tpu.
+"""One TPU as a `Device`, through torch_tpu. The other runtime is in `xla_device.py`.
 
 The runtime is lazy: an operator notes what is to be done, and what was noted is compiled and run when something needs
 it. Copies to the host are asynchronous: their memory holds nothing before an event behind them has happened.
@@ -6,8 +6,10 @@ it. Copies to the host are asynchronous: their memory holds nothing before an ev
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,10 +24,14 @@ TYPE = "tpu"
 class TpuDevice(TorchDevice):
     """Chip `index` of those that the process sees.
 
-    hbm_bytes: its memory, where the runtime cannot tell (0: it must). Raises RuntimeError if torch has no TPU.
+    hbm_bytes: its memory, where the runtime cannot tell (0: it must). cache_dir: folder where compiled programs are
+    kept; "": where torch keeps its own, a temporary folder of the user. Raises RuntimeError if torch has no TPU.
     """
 
-    def __init__(self, index: int = 0, *, hbm_bytes: int = 0) -> None:
+    compile_backend = TYPE
+    """What torch.compile calls this runtime."""
+
+    def __init__(self, index: int = 0, *, hbm_bytes: int = 0, cache_dir: str = "") -> None:
         if not hasattr(torch, TYPE):
             raise RuntimeError(
                 "torch has no TPU backend in this process: torch_tpu loads itself with torch unless "
@@ -33,6 +39,8 @@ class TpuDevice(TorchDevice):
             )
         super().__init__(TYPE, index, memory=self._measure)
         self._hbm_bytes = hbm_bytes
+        if cache_dir:
+            use_cache(Path(cache_dir))
         self.has_mosaic = bool(find_chips())
         """Whether Pallas kernels run: their compiler, Mosaic, is part of libtpu."""
 
@@ -85,3 +93,9 @@ class TpuDevice(TorchDevice):
         if self.index < len(chips):
             return chips[self.index]
         return DeviceDesc(name="TPU", index=self.index, memory=self.memory().total)
+
+
+def use_cache(folder: Path) -> None:
+    """Keep compiled programs in a folder: torch keeps what a backend made of a graph, and asks here where."""
+    folder.mkdir(parents=True, exist_ok=True)
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)

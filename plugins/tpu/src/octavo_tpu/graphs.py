@@ -9,19 +9,16 @@ changes in place (table and cache), the runtime gives to the program to overwrit
 
 from __future__ import annotations
 
-import os
 import types
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from octavo.plugin import BatchKey, BatchLimits, Device
+from octavo.plugin import BatchKey, BatchLimits
 from octavo.plugin.contracts import Step
 from octavo_tpu import BUCKETS
-
-BACKEND = "tpu"
+from octavo_tpu.runtimes import Runtime
 
 
 def compiled_shapes(limits: BatchLimits) -> list[BatchKey]:
@@ -41,15 +38,10 @@ def sizes_up_to(buckets: Sequence[int], most: int) -> list[int]:
 
 
 class CompiledSteps:
-    """Implements `octavo.plugin.GraphRunner`.
+    """Implements `octavo.plugin.GraphRunner`."""
 
-    cache_dir: folder where compiled programs are kept; "": where torch keeps its own, a temporary folder of the user.
-    """
-
-    def __init__(self, device: Device, *, cache_dir: str = "") -> None:
+    def __init__(self, device: Runtime) -> None:
         self._device = device
-        if cache_dir:
-            use_cache(Path(cache_dir))
 
     def keys(self, limits: BatchLimits) -> Sequence[BatchKey]:
         """See `compiled_shapes`."""
@@ -59,11 +51,11 @@ class CompiledSteps:
         """Compile and run a step. Raises RuntimeError naming the shape if it cannot be one program."""
         compiled = torch.compile(
             own_code(fn),
-            backend=BACKEND,
+            backend=self._device.compile_backend,
             fullgraph=True,
             dynamic=False,
             # Each handle is called with nothing and reads the same tensors for ever, so there is nothing to check.
-            options={"guard_filter_fn": torch.compiler.skip_all_guards_unsafe},
+            options={"guard_filter_fn": no_guards},
         )
         try:
             compiled()
@@ -82,6 +74,11 @@ class CompiledSteps:
         """Programs go with their handles."""
 
 
+def no_guards(guards: Sequence[object]) -> list[bool]:
+    """Keep none of the guards. torch.compiler has the like, but not in the versions that torch_xla needs."""
+    return [False] * len(guards)
+
+
 def own_code(fn: Step) -> Step:
     """The same function with a code object of its own: Dynamo keeps programs by code object, and the steps of all
     shapes are closures over one."""
@@ -89,9 +86,3 @@ def own_code(fn: Step) -> Step:
     copy = types.FunctionType(fn.__code__.replace(), fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__)
     copy.__kwdefaults__ = fn.__kwdefaults__
     return copy
-
-
-def use_cache(folder: Path) -> None:
-    """Keep compiled programs in a folder: torch keeps what a backend made of a graph, and asks here where."""
-    folder.mkdir(parents=True, exist_ok=True)
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)

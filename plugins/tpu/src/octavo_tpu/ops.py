@@ -15,3 +15,7 @@ def register(registry: KernelRegistry, device: Device) -> None:
     registry.linear(Int4Linear, priority=10)
     registry.linear(Int8Linear, priority=10)
     registry.op("topk_topp", topk_topp, provider="tpu", priority=10, inplace=True)
+    if getattr(device, "chips", 1) > 1:
+        from octavo_tpu.xla_sharding import DividedLinear
+
+        registry.linear(DividedLinear, priority=20)
