@@ -2,7 +2,8 @@
 
 Triton's driver is a stand-in: it says that there is a card of the target, loads nothing and launches nothing. So the
 plugin runs as it would, over the host's memory, and each launch compiles its kernel down to a code object. Prints one
-JSON object: for each kernel the number of variants, the most LDS and the matrix instructions that were found.
+JSON object: for each kernel the number of variants, the most LDS, the matrix instructions that were found, and how its
+programs meet (see `counted_in`).
 """
 
 from __future__ import annotations
@@ -83,13 +84,44 @@ class Card:
 def note(*, src: Any, metadata: Any, metadata_group: Any, **rest: Any) -> None:
     """What a compilation gave."""
     name = src.fn.__name__
-    entry = found.setdefault(name, {"variants": 0, "shared": 0, "matrix": []})
+    entry = found.setdefault(
+        name, {"variants": 0, "shared": 0, "matrix": [], "meetings": 0, "early": 0, "published": 0}
+    )
     entry["variants"] += 1
     entry["shared"] = max(entry["shared"], metadata["shared"])
     [path] = [path for file, path in metadata_group.items() if file.endswith(".amdgcn")]
-    with open(path) as text:
-        kinds = set(re.findall(r"v_(?:mfma|wmma)_\w+", text.read()))
-    entry["matrix"] = sorted({*entry["matrix"], *kinds})
+    with open(path) as file:
+        text = file.read()
+    entry["matrix"] = sorted({*entry["matrix"], *re.findall(r"v_(?:mfma|wmma)_\w+", text)})
+    meetings, early = counted_in(text)
+    entry["meetings"] += meetings
+    entry["early"] += early
+    # What `octavo_rocm.tuning.wait_for_stores` leaves, and the barrier behind it.
+    entry["published"] += len(re.findall(r"#ASMSTART\s+s_waitcnt vmcnt\(0\)(?:(?!_store_)[\s\S])*?s_barrier", text))
+
+
+STORE = re.compile(r"\s(?:buffer|global|flat)_store_")
+STORED = re.compile(r"\ss_waitcnt [^;]*vmcnt\(0\)|\ss_waitcnt_vscnt null, 0x0|\ss_wait_storecnt(?:_dscnt)? 0x0")
+BARRIER = re.compile(r"\ss_barrier\b|\ss_barrier_signal\b")
+COUNT = re.compile(r"\sglobal_atomic_add")
+
+
+def counted_in(text: str) -> tuple[int, int]:
+    """(how often a thread counts its program in, how often so although the barrier before it was reached with stores
+    on their way). Read from top to bottom, as the compiler lays products out: the attention kernel counts in a loop."""
+    meetings = early = 0
+    on_their_way = at_barrier = False
+    for line in text.splitlines():
+        if STORE.search(line):
+            on_their_way = True
+        elif STORED.search(line):
+            on_their_way = False
+        elif BARRIER.search(line):
+            at_barrier = on_their_way
+        elif COUNT.search(line):
+            meetings += 1
+            early += at_barrier
+    return meetings, early
 
 
 def ops(device: Device) -> Iterator[None]:

@@ -43,5 +43,9 @@ def test_all_kernels_compile_for(name: str, tmp_path: Path) -> None:
     assert not too_much, f"more LDS than the {target.shared_memory} bytes of {name}"
     for kernel in MATRIX_KERNELS:
         assert any(text.startswith(UNIT[name]) for text in found[kernel]["matrix"]), f"{kernel}: no matrix unit"
+    for kernel in ("_gemv_kernel", "_int4_kernel", *(("_skinny_kernel",) if target.fp8 else ())):
+        assert found[kernel]["meetings"], f"{kernel}: no sums meet"
+        assert not found[kernel]["early"], f"{kernel}: programs are counted in before memory has their sums"
+        assert target.barrier_waits or found[kernel]["published"], f"{kernel}: waves do not wait for their stores"
     if target.fp8:
         assert any("fp8" in text for text in found["_skinny_kernel"]["matrix"]), "fp8 is not multiplied as fp8"

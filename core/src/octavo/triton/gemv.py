@@ -97,6 +97,7 @@ def _gemv_kernel(
     UPCAST: tl.constexpr,
     START: tl.constexpr,
     FETCH: tl.constexpr,
+    PUBLISH: tl.constexpr,
 ):
     ROWS: tl.constexpr = 16 if DOT else 1  # the matrix unit's least
     NUM_TILES: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
@@ -132,7 +133,7 @@ def _gemv_kernel(
     total = acc if DOT else tl.sum(acc, axis=1)[:, None]
     last = True
     if SPLIT_K > 1:
-        total, last = meet(total, partials_ptr, counters_ptr, block, part, M, ROWS, BLOCK_N, SPLIT_K)
+        total, last = meet(total, partials_ptr, counters_ptr, block, part, M, ROWS, BLOCK_N, SPLIT_K, PUBLISH)
     if last:
         if scale_ptr is not None:
             total *= tl.load(scale_ptr + row).to(tl.float32)[:, None]
@@ -221,6 +222,7 @@ def _launch(
         UPCAST=INTERPRETED,
         START=overlap.start,
         FETCH=overlap.fetch,
+        PUBLISH=overlap.publish,
         num_warps=config.num_warps,
         **overlap.options,
     )

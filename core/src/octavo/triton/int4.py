@@ -124,6 +124,7 @@ def _int4_kernel(
     UPCAST: tl.constexpr,
     START: tl.constexpr,
     FETCH: tl.constexpr,
+    PUBLISH: tl.constexpr,
 ):
     GROUP: tl.constexpr = 32
     NIBBLES: tl.constexpr = 8
@@ -159,7 +160,7 @@ def _int4_kernel(
     total = acc if DOT else tl.sum(acc, axis=1)[:, None]
     last = True
     if SPLIT_K > 1:
-        total, last = meet(total, partials_ptr, counters_ptr, block, part, M, ROWS, BLOCK_N, SPLIT_K)
+        total, last = meet(total, partials_ptr, counters_ptr, block, part, M, ROWS, BLOCK_N, SPLIT_K, PUBLISH)
     if last:
         y_ptr += first.to(tl.int64) * num_y
         store_outputs(total, row, bias_ptr, y_ptr, block, M - first, N, ROWS, BLOCK_N, GATE)
@@ -254,6 +255,7 @@ def product(
         UPCAST=INTERPRETED,
         START=overlap.start,
         FETCH=overlap.fetch,
+        PUBLISH=overlap.publish,
         num_warps=config.num_warps,
         **overlap.options,
     )

@@ -33,9 +33,10 @@ def tile_rows(block, N, BLOCK_N: tl.constexpr, GATE: tl.constexpr):
 
 
 @triton.jit
-def arrive(counter_ptr, number):
+def arrive(counter_ptr, number, PUBLISH: tl.constexpr):
     """Whether this program is the last of `number` to come here: to it alone the stores of all are visible. The counter
-    is zero before and after."""
+    is zero before and after. PUBLISH: see `Overlap`."""
+    PUBLISH()
     tl.debug_barrier()  # every thread's stores are done before one thread says so
     last = tl.atomic_add(counter_ptr, 1, sem="acq_rel") == number - 1
     if last:
@@ -54,6 +55,7 @@ def meet(
     ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     SPLIT_K: tl.constexpr,
+    PUBLISH: tl.constexpr,
 ):
     """total float32 [BLOCK_N, ROWS], of which M columns count, summed over the slices of K, in their order; and whether
     this program has that sum: the last of the block to come here. partials float32 [SPLIT_K, blocks * BLOCK_N, M]."""
@@ -61,7 +63,7 @@ def meet(
     cell = (block * BLOCK_N + tl.arange(0, BLOCK_N))[:, None] * M + m
     stride_part = tl.num_programs(0) * BLOCK_N * M
     tl.store(partials_ptr + part * stride_part + cell, total, mask=m < M)
-    last = arrive(counters_ptr + block, SPLIT_K)
+    last = arrive(counters_ptr + block, SPLIT_K, PUBLISH)
     if last:
         total = tl.zeros_like(total)
         for other in tl.static_range(SPLIT_K):

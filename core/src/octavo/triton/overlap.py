@@ -1,5 +1,6 @@
-"""Starting a kernel while the one before it still runs, where a device can.
+"""How kernels of a device begin, and hand each other what they stored.
 
+Starting a kernel while the one before it still runs, where a device can:
 A kernel usually starts when the one before it has ended, and the device idles for about a microsecond in between. With
 an `Overlap` it starts early: what lies before `START()` in it runs meanwhile. That may read what no kernel of a step
 writes (weights, tables), and nothing else; every program of the kernel has to call `START()` once, before it returns.
@@ -7,6 +8,10 @@ writes (weights, tables), and nothing else; every program of the kernel has to c
     FETCH(weights)              # constant: on their way while the kernel before ends
     START()                     # here the kernel before has ended and its writes are visible
     x = tl.load(...)            # the result of the kernel before
+
+Where programs of a kernel leave sums for the last of them to add up, one thread of each counts it in, behind a barrier.
+Its release covers what other threads stored if barriers and releases are cumulative, as PTX's are, or if the barrier
+waits until memory has it. Where neither holds, each thread has to wait for its own before: `PUBLISH()`.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -33,17 +38,24 @@ def fetch_nothing(pointers):
     """Without an early start there is no time to use."""
 
 
+@triton.jit
+def publish_by_barrier():
+    """A barrier, and the release of one thread behind it, cover what all threads stored."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Overlap:
-    """A platform's way to start early.
+    """What a platform does around kernels.
 
     start: a device function without arguments. fetch: a device function of a tensor of pointers, which brings the
-    `SECTOR` bytes at each into the chip's cache without waiting for them. options: of the launch.
+    `SECTOR` bytes at each into the chip's cache without waiting for them. publish: a device function without arguments,
+    behind which memory has what the thread stored. options: of the launch.
     compile_only: nothing is launched; kernels are only compiled, see `launch`.
     """
 
     start: Any = start_in_order
     fetch: Any = fetch_nothing
+    publish: Any = publish_by_barrier
     options: Mapping[str, Any] = field(default_factory=dict)
     compile_only: bool = False
 

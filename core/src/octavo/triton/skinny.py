@@ -109,6 +109,7 @@ def _skinny_kernel(
     UPCAST: tl.constexpr,
     START: tl.constexpr,
     FETCH: tl.constexpr,
+    PUBLISH: tl.constexpr,
 ):
     TILES_K: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
     EXACT: tl.constexpr = K % BLOCK_K == 0
@@ -148,7 +149,7 @@ def _skinny_kernel(
                 cell = tl.arange(0, BLOCK_N)[:, None] * ROWS + m
                 place = 2 * program + ((program == first) & begun_before).to(tl.int32)
                 tl.store(partials_ptr + place * (BLOCK_N * ROWS) + cell, acc, mask=m < M)
-                done = arrive(counters_ptr + block, parts)
+                done = arrive(counters_ptr + block, parts, PUBLISH)
                 if done:
                     acc = tl.zeros_like(acc)
                     for part in tl.static_range(PARTS):
@@ -254,6 +255,7 @@ def skinny(
         UPCAST=INTERPRETED,
         START=overlap.start,
         FETCH=overlap.fetch,
+        PUBLISH=overlap.publish,
         num_warps=config.num_warps,
         **overlap.options,
     )

@@ -20,6 +20,7 @@ class Target:
     """One compiler target. wave: threads of a wavefront. shared_memory: bytes of LDS of a workgroup.
 
     fp8: what its matrix units multiply. launch: options that Triton's AMD compiler takes for kernels with products.
+    barrier_waits: whether Triton's barrier also waits until memory has the stores of each wave.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Target:
     shared_memory: int
     fp8: frozenset[str] = NO_FP8
     launch: Mapping[str, int] = field(default_factory=dict)
+    barrier_waits: bool = True
 
     @property
     def fp8_dtype(self) -> str | None:
@@ -42,9 +44,16 @@ MFMA = {"matrix_instr_nonkdim": 16}
 TARGETS: Mapping[str, Target] = {
     target.name: target
     for target in (
-        Target(name="gfx90a", wave=64, shared_memory=64 * KIB, launch=MFMA | {"kpack": 2}),
-        Target(name="gfx942", wave=64, shared_memory=64 * KIB, fp8=FNUZ, launch=MFMA | {"kpack": 2}),
-        Target(name="gfx950", wave=64, shared_memory=160 * KIB, fp8=OCP, launch=MFMA),
+        Target(name="gfx90a", wave=64, shared_memory=64 * KIB, launch=MFMA | {"kpack": 2}, barrier_waits=False),
+        Target(
+            name="gfx942",
+            wave=64,
+            shared_memory=64 * KIB,
+            fp8=FNUZ,
+            launch=MFMA | {"kpack": 2},
+            barrier_waits=False,
+        ),
+        Target(name="gfx950", wave=64, shared_memory=160 * KIB, fp8=OCP, launch=MFMA, barrier_waits=False),
         Target(name="gfx1100", wave=32, shared_memory=64 * KIB),
         Target(name="gfx1201", wave=32, shared_memory=64 * KIB, fp8=OCP),
     )

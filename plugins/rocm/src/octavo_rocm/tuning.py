@@ -5,6 +5,7 @@ on CDNA4; every entry is compiled in tests/test_rocm_compiled.py and must fit. A
 one of RDNA, so half as many do the same work.
 """
 
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import triton
+import triton.language as tl
 
 from octavo.plugin import Device
 from octavo.triton import gemv, int4, skinny
@@ -66,31 +68,27 @@ class Tuning(ProductTuning):
     attention: AttentionTuning = AttentionTuning()
 
     def gemv(self, num_out: int, num_in: int, tokens: int) -> gemv.GemvConfig:
-        return self._whole(super().gemv(num_out, num_in, tokens), num_out)
+        return for_waves(super().gemv(num_out, num_in, tokens))
 
     def int4(self, num_out: int, num_in: int, tokens: int) -> int4.Int4Config:
-        return self._whole(super().int4(num_out, num_in, tokens), num_out)
+        return for_waves(super().int4(num_out, num_in, tokens))
 
     def skinny(self, num_out: int, num_in: int, tokens: int, *, itemsize: int) -> skinny.SkinnyConfig:
-        config = super().skinny(num_out, num_in, tokens, itemsize=itemsize)
-        block_n = self._block(config.block_n, num_out)
-        return replace(config, block_n=block_n, programs=triton.cdiv(num_out, block_n), num_stages=STAGES)
+        return replace(super().skinny(num_out, num_in, tokens, itemsize=itemsize), num_stages=STAGES)
 
-    def _whole(self, config: Config, num_out: int) -> Config:
-        """The cut with all of K in one program, and fewer rows each so that there are enough programs.
 
-        Where programs share a row of W, one thread counts all of its program's partial sums in behind a barrier. For
-        CDNA that barrier is compiled without a wait for the other waves' stores, so the sums might not be there yet.
-        """
-        if not config.dot:
-            return replace(config, split_k=1, num_stages=STAGES)
-        block_n = self._block(config.block_n, num_out)
-        return replace(config, split_k=1, block_n=block_n, num_warps=max(1, block_n // 16), num_stages=STAGES)
+def for_waves(config: Config) -> Config:
+    """The cut with as many stages as fit, and a wave for each 16 rows of W where the matrix unit multiplies."""
+    num_warps = max(1, config.block_n // LEAST_BLOCK) if config.dot else config.num_warps
+    return replace(config, num_warps=num_warps, num_stages=STAGES)
 
-    def _block(self, block_n: int, num_out: int) -> int:
-        while block_n > LEAST_BLOCK and num_out < block_n * self.units:
-            block_n //= 2
-        return block_n
+
+@triton.jit
+def wait_for_stores():
+    """Until the chip's memory has what this wave stored; CDNA's instructions."""
+    tl.inline_asm_elementwise(
+        "s_waitcnt vmcnt(0)", "=v,v,~{memory}", [tl.arange(0, 64)], dtype=tl.int32, is_pure=False, pack=1
+    )
 
 
 def tuning_for(device: Device) -> Tuning:
@@ -99,7 +97,11 @@ def tuning_for(device: Device) -> Tuning:
     if target is None:
         return Tuning()
     units = max(device.describe().compute_units, 1)
-    return Tuning(attention=ATTENTION[target.name], overlap=Overlap(options=target.launch), units=units)
+    overlap = Overlap(options=target.launch)
+    # CDNA's barrier is compiled without a wait for the stores of other waves. The interpreter stores at once.
+    if not target.barrier_waits and not gemv.INTERPRETED:
+        overlap = replace(overlap, publish=wait_for_stores)
+    return Tuning(attention=ATTENTION[target.name], overlap=overlap, units=units)
 
 
 assert ATTENTION.keys() == TARGETS.keys(), "every target has its sizes"
