@@ -106,14 +106,17 @@ class Fp8Linear:
 
     def apply(self, x: Tensor | ScaledRows, w: Fp8Weight, bias: Tensor | None) -> Tensor:
         """x bfloat16 [T, K] or ScaledRows -> bfloat16 [T, N], or [T, N / 2] behind a gate."""
-        num_tokens, tuning, size = max(x.shape[0], 1), w.tuning, w.weight.shape
+        num_tokens, tuning = max(x.shape[0], 1), w.tuning
+        num_out, num_in = w.weight.shape
         few: dict[str, Any] = {"gate": w.gate, "counters": w.counters, "overlap": tuning.overlap}
         if isinstance(x, Tensor) and num_tokens <= PLAIN_TOKENS:
-            return gemv_fp8(x, w.weight, w.scale[0], bias, config=tuning.gemv(*size, num_tokens), **few)
+            cut = tuning.gemv(num_out, num_in, num_tokens)
+            return gemv_fp8(x, w.weight, w.scale[0], bias, config=cut, **few)
         rows = self._rows(x, w)
         if num_tokens <= SKINNY_TOKENS:
             few |= {"scale": w.scale[0], "x_scale": rows.scale, "out_dtype": ACT}
-            return skinny(rows.values, w.weight, bias, config=tuning.skinny(*size, num_tokens, itemsize=1), **few)
+            few["config"] = tuning.skinny(num_out, num_in, num_tokens, itemsize=1)
+            return skinny(rows.values, w.weight, bias, **few)
         y = self._product(rows, w, bias)
         return y if w.gate is None else act_and_mul(y, w.gate, overlap=tuning.overlap)
 
