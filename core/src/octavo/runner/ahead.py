@@ -44,13 +44,9 @@ def compile_ahead(runner: ModelRunner, *, show: bool) -> None:
             seconds = time.monotonic() - start
             log.info("compiled %d of %d: %s, %.1f s", number, len(keys), described(key), seconds)
             bar.advance(requests=1)
-    sampled: set[int] = set()
     for key in runner.shapes.captured:
-        rehearse(runner, key, PLAIN)
-        if key.num_seqs not in sampled:
-            sampled.add(key.num_seqs)
-            for params in SPECIAL:
-                rehearse(runner, key, params)
+        for params in (PLAIN, *SPECIAL):
+            rehearse(runner, key, params)
     log.info("%d shapes compiled in %.1f s", len(keys), time.monotonic() - begin)
 
 
