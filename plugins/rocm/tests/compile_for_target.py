@@ -4,6 +4,9 @@ Triton's driver is a stand-in: it says that there is a card of the target, loads
 plugin runs as it would, over the host's memory, and each launch compiles its kernel down to a code object. Prints one
 JSON object: for each kernel the number of variants, the most LDS, the matrix instructions that were found, and how its
 programs meet (see `counted_in`).
+
+    python compile_for_target.py gfx942 few       each kernel, in the variants of bfloat16 and of a few sizes
+    python compile_for_target.py gfx942 all
 """
 
 from __future__ import annotations
@@ -34,6 +37,8 @@ from octavo_rocm.ops import register
 from octavo_rocm.targets import TARGETS, Target
 
 found: dict[str, dict[str, Any]] = {}
+FEW = sys.argv[2:] == ["few"]
+DTYPES = ("bfloat16",) if FEW else ("bfloat16", "float16")
 N, K = 2048, 1024
 UNITS = 120
 
@@ -130,7 +135,7 @@ def ops(device: Device) -> Iterator[None]:
     register(table, device, triton=True, hip=False)
     for name, op in CATALOGUE.items():
         for provider in table.providers(name):
-            for dtype in ("bfloat16", "float16"):
+            for dtype in DTYPES:
                 for sample in op.samples(dtype):
                     provider.fn(*(x.clone() if isinstance(x, torch.Tensor) else x for x in sample))
                     yield
@@ -138,11 +143,11 @@ def ops(device: Device) -> Iterator[None]:
 
 def linears(device: Device, target: Target) -> Iterator[None]:
     """Products of every number of tokens that has a cut of its own."""
-    for dtype in ("bfloat16", "float16"):
+    for dtype in DTYPES:
         spec = LinearSpec(in_features=K, out_features=N, act_dtype=dtype, out_dtype=dtype)
         weight = torch.zeros(N, K, dtype=getattr(torch, dtype))
         packed: Any = TritonLinear().prepare({"weight": weight}, spec, device)
-        for tokens in range(1, products.MOST_TOKENS + 1):
+        for tokens in (1, 5, products.MOST_TOKENS) if FEW else range(1, products.MOST_TOKENS + 1):
             TritonLinear().apply(weight[:tokens], packed, None)
             yield
         scheme = core_scheme("online:int4")
@@ -150,7 +155,7 @@ def linears(device: Device, target: Target) -> Iterator[None]:
             int4 = LinearSpec(in_features=K, out_features=N, act_dtype=dtype, out_dtype=dtype, scheme=scheme, gate=gate)
             kernel = Int4Linear.with_hip(False)()
             packed = kernel.prepare({"weight": weight}, int4, device)
-            for tokens in (1, 2, 16, 17, 64, 256, 257):
+            for tokens in (1, 17, 257) if FEW else (1, 2, 16, 17, 64, 256, 257):
                 kernel.apply(weight[:tokens], packed, None)
                 yield
     scheme = QuantScheme(
@@ -168,7 +173,7 @@ def linears(device: Device, target: Target) -> Iterator[None]:
         weight = torch.zeros(N, K, dtype=torch.bfloat16)
         packed = fp8.prepare({"weight": weight}, spec, device)
         assert packed.weight.dtype == getattr(torch, target.fp8_dtype or "")
-        for tokens in (1, 2, 8, 9, 33, 64):
+        for tokens in (1, 9, 33) if FEW else (1, 2, 8, 9, 33, 64):
             fp8.apply(weight[:tokens], packed, None)
             yield
         if gate:
@@ -187,13 +192,13 @@ def attention(device: Device) -> Iterator[None]:
         {"head_dim": 64, "window": 100, "softcap": 30.0},
         {"head_dim": 64, "sinks": True},
     ]
-    for kind in kinds:
+    for kind in kinds[:1] if FEW else kinds:
         fields = {"num_heads": 8, "num_kv_heads": 2, "scale": 0.1, "dtype": "bfloat16", "kv_dtype": "bfloat16"}
         spec = AttentionSpec(**fields | {"block_size": 16} | kind)  # type: ignore[arg-type]
         cls = attention_for(device)
         assert cls.supports(spec, device).ok
         backend: Any = cls(spec, limits, device)
-        for counts in ([1] * 4, [1] * 40, [3] * 4, [200, 1, 1], [2040]):
+        for counts in ([1] * 4, [200, 1, 1]) if FEW else ([1] * 4, [1] * 40, [3] * 4, [200, 1, 1], [2040]):
             attend(backend, spec, counts, limits)
             yield
 
