@@ -35,7 +35,7 @@ def quantize_rows(x: torch.Tensor, number: str = "fp8_e4m3") -> tuple[torch.Tens
     row's largest magnitude becomes the number's, 448 or 127."""
     most = x.abs().amax(dim=1, keepdim=True).float().clamp_min(SMALLEST_SCALE)
     if number == "int8":
-        return torch.round(x.float() * (most.new_tensor(127.0) / most)).to(torch.int8), most / 127
+        return torch.round(x.float() * (torch.full_like(most, 127.0) / most)).to(torch.int8), most / 127
     largest = torch.finfo(FP8).max
     scale = most / largest
     return (x.float() / scale).clamp(-largest, largest).to(FP8), scale
