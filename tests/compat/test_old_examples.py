@@ -15,13 +15,13 @@ from installed_examples import install, modules_of
 from octavo import LLM, SamplingParams
 from octavo.testing.tiny import make_model
 
-FROZEN = Path(__file__).parent / "plugin_api_0_1"
+FROZEN = Path(__file__).parent / "plugin_api_1_0"
 NAMES = ("acme", "acme-full", "kernel-pack", "extension")
 PROMPTS = [[17, 40, 3], list(range(20, 60))]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 SETTINGS: dict[str, Any] = {"dtype": "float32", "max_model_len": 64, "num_kv_blocks": 16, "skip_tokenizer_init": True}
 
-DIGEST = "3594a0e8920164aa"
+DIGEST = "ceb1f9fb580e51ca"
 """Of all frozen files. It never changes for an API that has been published."""
 
 

@@ -16,7 +16,7 @@ from octavo.ops.bind import KernelTable
 from octavo.plugin import KVSpec, LinearSpec
 from octavo.testing.tiny import make_model
 
-FOLDER = Path(__file__).parent / "plugin_api_0_1"
+FOLDER = Path(__file__).parent / "plugin_api_1_0"
 SPEC = KVSpec(kind="full", num_kv_heads=2, head_dim=8, block_size=32, dtype="float32")
 LINEAR = LinearSpec(in_features=8, out_features=4, act_dtype="float32", out_dtype="float32")
 

@@ -134,7 +134,7 @@ FULL = "octavo_acme_full/__init__.py"
 
 FAULTS = {
     "acme: another API": Fault(
-        "acme_plugin.py", 'api="0.1"', 'api="9.0"', ("acme", "1"), ("octavo-acme 0.1", "plugin API 9.0")
+        "acme_plugin.py", 'api="1.0"', 'api="9.0"', ("acme", "1"), ("octavo-acme 0.1", "plugin API 9.0")
     ),
     "acme: no SDK": Fault(
         "acme_plugin.py", "import os\n", "import os\nimport acme_sdk\n", ("acme", "1"), ("octavo-acme 0.1", "acme_sdk")
@@ -151,7 +151,7 @@ FAULTS = {
         "acme_kernels.py", "* up.float()", "* up.float() * 1.05", ("acme", "2"), ("[act_and_mul-acme-float32]",)
     ),
     "acme_full: another API": Fault(
-        FULL, 'api="0.1"', 'api="9.0"', ("acme_full", "1"), ("octavo-acme-full 0.1", "plugin API 9.0")
+        FULL, 'api="1.0"', 'api="9.0"', ("acme_full", "1"), ("octavo-acme-full 0.1", "plugin API 9.0")
     ),
     "acme_full: no library": Fault(
         "octavo_acme_full/kernels/library.py",
@@ -183,7 +183,7 @@ FAULTS = {
         ("test_a_linear_kernel_multiplies[linear-acme-float32]",),
     ),
     "kernel pack: another API": Fault(
-        "octavo_sdpa.py", 'API = "0.1"', 'API = "9.0"', (), ("kernel pack 'sdpa' (octavo-sdpa 0.1)", "plugin API 9.0")
+        "octavo_sdpa.py", 'API = "1.0"', 'API = "9.0"', (), ("kernel pack 'sdpa' (octavo-sdpa 0.1)", "plugin API 9.0")
     ),
     "kernel pack: no SDK": Fault(
         "octavo_sdpa_attention.py",
@@ -204,12 +204,12 @@ FAULTS = {
         "octavo_sdpa_attention.py", "position <= query", "position < query + 2", ("acme", "3"), ("attention-sdpa",)
     ),
     "extension: another API": Fault(
-        "octavo_seed.py", 'API = "0.1"', 'API = "9.0"', (), ("extension 'seed' (octavo-seed 0.1)", "plugin API 9.0")
+        "octavo_seed.py", 'API = "1.0"', 'API = "9.0"', (), ("extension 'seed' (octavo-seed 0.1)", "plugin API 9.0")
     ),
     "extension: no SDK": Fault(
         "octavo_seed.py",
-        'API = "0.1"\n',
-        'import seed_sdk\nAPI = "0.1"\n',
+        'API = "1.0"\n',
+        'import seed_sdk\nAPI = "1.0"\n',
         (),
         ("'seed' (octavo-seed 0.1)", "seed_sdk"),
     ),

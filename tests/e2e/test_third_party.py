@@ -127,7 +127,7 @@ MAKE_DEVICE = 'return TorchDevice("cpu", local_rank, memory=lambda: MemInfo(tota
 FAULTS = {
     "import": ("import os\n", "import os\nimport acme_sdk\n", ["ModuleNotFoundError", "acme_sdk"]),
     "no_device_hook": ("@hookimpl\ndef make_device", "def make_device", ["lacks the mandatory hook make_device"]),
-    "newer_api": ('api="0.1"', 'api="7.0"', ["plugin API 7.0", "0.1"]),
+    "newer_api": ('api="1.0"', 'api="7.0"', ["plugin API 7.0", "1.0"]),
     "device_raises": (
         MAKE_DEVICE,
         'raise OSError("libacme.so: wrong driver")',

@@ -34,7 +34,7 @@ def platform(**hooks: Any) -> ActivePlatform:
     """A platform made of functions."""
     module: Any = types.ModuleType("acme")
     base = {
-        "platform_info": lambda: PlatformInfo(name="acme", api="0.1", version="1", device_type="cpu"),
+        "platform_info": lambda: PlatformInfo(name="acme", api="1.0", version="1", device_type="cpu"),
         "platform_probe": lambda: Probe(available=True),
         "make_device": lambda local_rank: TorchDevice("cpu", local_rank),
     }
@@ -146,7 +146,7 @@ def test_a_kernel_pack_is_called_only_for_its_platforms(monkeypatch: pytest.Monk
     def register_kernels(registry: Any) -> None:
         calls.append("pack")
 
-    _Pack(monkeypatch, API="0.1", PLATFORMS={"acme"}, register_kernels=register_kernels)
+    _Pack(monkeypatch, API="1.0", PLATFORMS={"acme"}, register_kernels=register_kernels)
     platform(register_kernels=lambda registry: calls.append("acme")).register_kernels(KernelTable(), TorchDevice("cpu"))
     assert calls == ["acme", "pack"]
     assert kernel_packs("cpu") == ([], [])
@@ -169,7 +169,7 @@ def test_a_kernel_pack_of_another_api_is_left_out_by_name(monkeypatch: pytest.Mo
 
 def test_a_kernel_pack_that_does_not_say_whom_it_is_for_is_left_out_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     # A text would be searched for the name of the platform, and "acme" is in "not-acme".
-    [reason] = broken_pack(monkeypatch, API="0.1", PLATFORMS="not-acme")
+    [reason] = broken_pack(monkeypatch, API="1.0", PLATFORMS="not-acme")
     assert "kernel pack 'pack'" in reason
     assert "PLATFORMS must be a set" in reason
 
@@ -182,7 +182,7 @@ def test_a_kernel_pack_that_fails_halfway_leaves_nothing_and_ends_only_a_start_t
         registry.op("greedy", lambda logits: logits.argmax(-1), provider="pack", priority=99)
         raise OSError("libpack.so: wrong driver")
 
-    [reason] = broken_pack(monkeypatch, API="0.1", PLATFORMS={"acme"}, register_kernels=register_kernels)
+    [reason] = broken_pack(monkeypatch, API="1.0", PLATFORMS={"acme"}, register_kernels=register_kernels)
     assert "kernel pack 'pack'" in reason
     assert "register_kernels raised OSError: libpack.so: wrong driver" in reason
     assert "libpack.so" in caplog.text
@@ -198,6 +198,6 @@ def test_a_kernel_pack_whose_op_is_unknown_is_left_out_by_name(monkeypatch: pyte
     def register_kernels(registry: Any) -> None:
         registry.op("levitate", print, provider="mine")
 
-    [reason] = broken_pack(monkeypatch, API="0.1", PLATFORMS={"acme"}, register_kernels=register_kernels)
+    [reason] = broken_pack(monkeypatch, API="1.0", PLATFORMS={"acme"}, register_kernels=register_kernels)
     assert "kernel pack 'pack'" in reason
     assert "levitate" in reason

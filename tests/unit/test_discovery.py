@@ -43,7 +43,7 @@ Install = Callable[..., str]
 _numbers = itertools.count()
 
 
-def good(name: str, *, api: str = "0.1", available: bool = True, score: int = 60, reason: str = "") -> str:
+def good(name: str, *, api: str = "1.0", available: bool = True, score: int = 60, reason: str = "") -> str:
     return GOOD.format(name=name, api=api, available=available, score=score, reason=reason)
 
 
@@ -67,7 +67,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
 def test_every_plugin_gets_its_state_and_the_reason(install: Install) -> None:
     install("fast", good("fast"))
     install("away", good("away", available=False, reason="/dev/away0 missing"))
-    install("future", good("future", api="0.99"))
+    install("future", good("future", api="1.99"))
     install("crash", "raise OSError('libcrash.so.1: cannot open shared object file')")
     reports = {r.name: r for r in survey(exclude={"cpu"})}
     states = {name: r.state for name, r in reports.items()}
@@ -138,7 +138,7 @@ def test_a_broken_accelerator_never_becomes_cpu_silently(install: Install) -> No
 
 
 def test_an_incompatible_accelerator_never_becomes_cpu_silently(install: Install) -> None:
-    install("old", good("old", api="1.0"))
+    install("old", good("old", api="0.1"))
     with pytest.raises(PlatformIncompatibleError, match=r"refusing silent CPU fallback.*octavo-old"):
         select()
 
@@ -188,9 +188,9 @@ def test_a_faulty_plugin_is_named_with_its_fault(install: Install, source: str, 
 
 
 def test_the_version_is_judged_before_the_other_hooks(install: Install) -> None:
-    source = good("new", api="0.99").replace("def make_device(local_rank)", "def make_device(brand_new_argument)")
+    source = good("new", api="1.99").replace("def make_device(local_rank)", "def make_device(brand_new_argument)")
     install("new", source + "\n@hookimpl\ndef brand_new_hook(): ...\n")
-    with pytest.raises(PlatformIncompatibleError, match=r"needs plugin API 0\.99.*upgrade octavo"):
+    with pytest.raises(PlatformIncompatibleError, match=r"needs plugin API 1\.99.*upgrade octavo"):
         select("new")
 
 
@@ -207,7 +207,7 @@ def test_options_are_parsed_and_unknown_ones_refused(install: Install) -> None:
 def test_a_child_loads_exactly_the_locked_platform(install: Install) -> None:
     install("fast", good("fast", score=90))
     lock = pickle.loads(pickle.dumps(select("fast").lock))
-    assert (lock.name, lock.dist, lock.version, lock.api) == ("fast", "octavo-fast", "1.2", "0.1")
+    assert (lock.name, lock.dist, lock.version, lock.api) == ("fast", "octavo-fast", "1.2", "1.0")
     other = install("later", good("later", score=99))
     assert load(lock, options={"level": "1"}).options == {"level": 1}
     assert other not in sys.modules

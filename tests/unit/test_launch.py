@@ -25,7 +25,7 @@ class WholeExecutor:
 
     @hookimpl
     def platform_info(self) -> PlatformInfo:
-        return PlatformInfo(name="whole", api="0.1", version="1", device_type="none")
+        return PlatformInfo(name="whole", api="1.0", version="1", device_type="none")
 
     @hookimpl
     def platform_probe(self) -> Probe:

@@ -61,7 +61,7 @@ def llm(folder: Path) -> Iterator[LLM]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "shouting", module)
         entry = EntryPoint(name="shouting", value="shouting", group="octavo.extensions")
-        patch.setattr("octavo.extensions.entry_points", lambda group: [entry])
+        patch.setattr("octavo.extensions.entries_of", lambda group: [entry])
         with LLM(str(folder), **SETTINGS) as llm:
             yield llm
 

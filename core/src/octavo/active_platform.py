@@ -282,7 +282,7 @@ class ActivePlatform:
 def kernel_packs(platform: str) -> tuple[list[Plugin], list[str]]:
     """(the installed kernel packs for a platform, what is wrong with others that may be for it).
 
-    A pack is a module with `API = "0.1"`, `PLATFORMS = {"name", ...}` and a `register_kernels` hookimpl. One that fails
+    A pack is a module with `API = "1.0"`, `PLATFORMS = {"name", ...}` and a `register_kernels` hookimpl. One that fails
     to import cannot say whom it is for, so it is named whatever the platform is.
     """
     packs, broken = [], []

@@ -12,7 +12,7 @@ MEMORY = 2 << 30
 
 @hookimpl
 def platform_info() -> PlatformInfo:
-    return PlatformInfo(name="acme", api="0.1", version="0.1", device_type="cpu")
+    return PlatformInfo(name="acme", api="1.0", version="0.1", device_type="cpu")
 
 
 @hookimpl

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from octavo.plugin import KernelRegistry, hookimpl
 
-API = "0.1"
+API = "1.0"
 PLATFORMS = frozenset({"acme", "cpu"})
 
 

@@ -65,7 +65,7 @@ class Interpreted:
 
     @hookimpl
     def platform_info(self) -> PlatformInfo:
-        return PlatformInfo(name="interpreted", api="0.1", version="1", device_type="cpu")
+        return PlatformInfo(name="interpreted", api="1.0", version="1", device_type="cpu")
 
     @hookimpl
     def platform_probe(self) -> Probe:

@@ -43,7 +43,7 @@ ARCH = "gfx950"
 
 @hookimpl
 def platform_info() -> PlatformInfo:
-    return PlatformInfo(name="rocm_interpreted", api="0.1", version="0.1.0", device_type="cpu")
+    return PlatformInfo(name="rocm_interpreted", api="1.0", version="0.1.0", device_type="cpu")
 
 
 @hookimpl

@@ -35,7 +35,7 @@ class Plain:
 
     @hookimpl
     def platform_info(self) -> PlatformInfo:
-        return PlatformInfo(name="plain", api="0.1", version="1", device_type="cpu")
+        return PlatformInfo(name="plain", api="1.0", version="1", device_type="cpu")
 
     @hookimpl
     def platform_probe(self) -> Probe:

@@ -65,7 +65,7 @@ def register_extensions(registry): registry.model("{model}", "mine:Model")
 
 def test_list_shows_kernel_packs_and_extensions_too(tmp_path: Path) -> None:
     kernels, extensions = "octavo.kernels", "octavo.extensions"
-    installed(tmp_path, "goodpack", PACK.format(api="0.1"), kernels)
+    installed(tmp_path, "goodpack", PACK.format(api="1.0"), kernels)
     installed(tmp_path, "oldpack", PACK.format(api="7.0"), kernels)
     installed(tmp_path, "lostpack", "import a_library_that_is_not_there", kernels)
     installed(tmp_path, "goodmodel", EXTENSION.format(model="mine"), extensions)

@@ -150,7 +150,7 @@ platform_probe, platform_caps = octavo_cpu.platform_probe, octavo_cpu.platform_c
 
 @hookimpl
 def platform_info():
-    return PlatformInfo(name="lame", api="0.1", version="1", device_type="cpu")
+    return PlatformInfo(name="lame", api="1.0", version="1", device_type="cpu")
 
 @hookimpl
 def make_device(local_rank, config, caps):

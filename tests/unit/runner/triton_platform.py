@@ -46,7 +46,7 @@ class RunsAsRecorded:
 
 @hookimpl
 def platform_info() -> PlatformInfo:
-    return PlatformInfo(name="interpreted", api="0.1", version="1", device_type="cpu")
+    return PlatformInfo(name="interpreted", api="1.0", version="1", device_type="cpu")
 
 
 @hookimpl

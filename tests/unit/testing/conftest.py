@@ -17,7 +17,7 @@ from octavo.plugin import (
     BatchKey, PlatformCaps, PlatformInfo, Probe, YES, hookimpl,
 )
 
-API = "0.1"
+API = "1.0"
 
 @hookimpl
 def platform_info():

@@ -10,7 +10,7 @@ from octavo.testing.compatibility_page import compatibility_page, reports_index
 
 REPORT: dict[str, Any] = {
     "platform": "acme",
-    "plugin": "octavo-acme 0.1, plugin API 0.1",
+    "plugin": "octavo-acme 0.1, plugin API 1.0",
     "device": "Acme One",
     "proof": "executed on simulator",
     "level": "bronze",
@@ -77,7 +77,7 @@ def test_tests_left_out_for_one_reason_are_one_line(tmp_path: Path) -> None:
 def test_every_report_is_listed_with_its_page_and_its_proof(tmp_path: Path) -> None:
     cells(tmp_path)
     (tmp_path / "acme-two.json").write_text(json.dumps(REPORT | {"proof": "contract only"}))
-    assert "| [acme](acme.html) | octavo-acme 0.1, plugin API 0.1 | Acme One | executed on simulator | bronze |" in (
+    assert "| [acme](acme.html) | octavo-acme 0.1, plugin API 1.0 | Acme One | executed on simulator | bronze |" in (
         reports_index(tmp_path)
     )
     assert "[JSON](acme-two.json)" in reports_index(tmp_path)

@@ -37,9 +37,9 @@ def distribution(folder: Path, name: str, source: str, group: str) -> None:
 def failures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """What the kit says of the reference device beside a good pack and several bad things."""
     kernels = "octavo.kernels"
-    distribution(tmp_path, "good", PACK.format(api="0.1", body="..."), kernels)
+    distribution(tmp_path, "good", PACK.format(api="1.0", body="..."), kernels)
     distribution(tmp_path, "old", PACK.format(api="7.0", body="..."), kernels)
-    distribution(tmp_path, "raising", PACK.format(api="0.1", body="raise OSError('libfast.so: wrong driver')"), kernels)
+    distribution(tmp_path, "raising", PACK.format(api="1.0", body="raise OSError('libfast.so: wrong driver')"), kernels)
     elsewhere = PACK.format(api="7.0", body="...").replace("refdev", "another")
     distribution(tmp_path, "elsewhere", elsewhere, kernels)
     distribution(tmp_path, "taking", EXTENSION, "octavo.extensions")

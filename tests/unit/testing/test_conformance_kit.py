@@ -35,9 +35,9 @@ def test_a_plain_platform_passes_the_lower_tiers(check: Check) -> None:
 
 
 def test_a_plugin_for_another_api_fails(check: Check) -> None:
-    found = failures(check(tiers="1", replace=('API = "0.1"', 'API = "0.99"')))
+    found = failures(check(tiers="1", replace=('API = "1.0"', 'API = "1.99"')))
     assert "PlatformIncompatibleError" in found
-    assert "0.99" in found
+    assert "1.99" in found
 
 
 PATCHES = """

@@ -77,7 +77,7 @@ def test_what_is_wrong_before_the_device_is_found_without_it(check: Check) -> No
 BOARD = """
 from octavo.plugin import PlatformInfo, Probe, hookimpl
 
-platform_info = hookimpl(lambda: PlatformInfo(name="board", api="0.1", version="1", device_type="cpu"))
+platform_info = hookimpl(lambda: PlatformInfo(name="board", api="1.0", version="1", device_type="cpu"))
 platform_probe = hookimpl(lambda: Probe(available=False, reason="no board in any slot"))
 make_device = hookimpl(lambda: None)
 """

@@ -11,8 +11,8 @@ from octavo.testing.conformance.page import badge, page
 
 DATA: dict[str, Any] = {
     "platform": "acme",
-    "plugin": "octavo-acme 0.1, plugin API 0.1",
-    "plugin_api": "0.1",
+    "plugin": "octavo-acme 0.1, plugin API 1.0",
+    "plugin_api": "1.0",
     "device": "Acme One",
     "no_device": "",
     "level": "silver",
@@ -84,7 +84,7 @@ def test_the_page_is_well_formed_and_needs_nothing_else(read: Reader) -> None:
     "text",
     [
         "silver · executed on simulator · 1 known failure · 1 test left out",
-        "octavo-acme 0.1, plugin API 0.1; on Acme One",
+        "octavo-acme 0.1, plugin API 1.0; on Acme One",
         "one rank only (caps.max_world_size)",
         "4 linear layers and experts",
         "3 < 4 & <script>alert(1)</script>",

@@ -29,7 +29,7 @@ class OptionSpec:
 class PlatformInfo:
     """Who the plugin is.
 
-    api: the plugin API it was built for, e.g. "0.1".
+    api: the plugin API it was built for, e.g. "1.0".
     device_type: torch device string, or "none" for a platform that brings a whole executor; for people.
     backend: packages that give torch this device, e.g. ("torch_acme",). They may change torch for it, and the report of
         the conformance kit lists what they changed; the plugin itself changes nothing, and neither of them octavo.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-PLUGIN_API: tuple[int, int] = (0, 1)
+PLUGIN_API: tuple[int, int] = (1, 0)
 """(major, minor) that this core speaks. A new optional thing raises minor; removing or renaming one, major."""
 
-PLUGIN_API_FLOOR: tuple[int, int] = (0, 1)
+PLUGIN_API_FLOOR: tuple[int, int] = (1, 0)
 """The oldest API that this core still serves."""
 
 

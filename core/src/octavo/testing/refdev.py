@@ -36,7 +36,7 @@ MEMORY = 1 << 30
 @hookimpl
 def platform_info() -> PlatformInfo:
     memory = OptionSpec(type=int, default=MEMORY, help="bytes of device memory to pretend")
-    return PlatformInfo(name="refdev", api="0.1", version="1", device_type="cpu", options={"memory": memory})
+    return PlatformInfo(name="refdev", api="1.0", version="1", device_type="cpu", options={"memory": memory})
 
 
 @hookimpl

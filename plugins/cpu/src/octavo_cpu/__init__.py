@@ -77,7 +77,7 @@ THREADS_BIND = OptionSpec(
 @hookimpl
 def platform_info() -> PlatformInfo:
     options = {"wide_copy": WIDE_COPY, "int8_activations": INT8_ACTIVATIONS, "threads_bind": THREADS_BIND}
-    return PlatformInfo(name="cpu", api="0.1", version=VERSION, device_type="cpu", options=options)
+    return PlatformInfo(name="cpu", api="1.0", version=VERSION, device_type="cpu", options=options)
 
 
 @hookimpl

@@ -36,7 +36,7 @@ LARGE_CARD = 64 << 30
 
 @hookimpl
 def platform_info() -> PlatformInfo:
-    return PlatformInfo(name="cuda", api="0.1", version=VERSION, device_type="cuda")
+    return PlatformInfo(name="cuda", api="1.0", version=VERSION, device_type="cuda")
 
 
 @hookimpl

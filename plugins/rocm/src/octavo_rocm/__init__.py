@@ -44,7 +44,7 @@ def platform_info() -> PlatformInfo:
         type=on_or_off, default=True, help="products of few tokens by HIP kernels, compiled at start: on, off"
     )
     # Torch's HIP build calls its device "cuda".
-    return PlatformInfo(name="rocm", api="0.1", version=VERSION, device_type="cuda", options={"hip_kernels": hip})
+    return PlatformInfo(name="rocm", api="1.0", version=VERSION, device_type="cuda", options={"hip_kernels": hip})
 
 
 @hookimpl

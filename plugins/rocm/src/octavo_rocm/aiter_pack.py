@@ -13,7 +13,7 @@ from octavo.plugin import YES, Device, KernelRegistry, OpContext, Support, hooki
 if TYPE_CHECKING:
     from octavo_rocm.aiter_ops import AiterOps
 
-API = "0.1"
+API = "1.0"
 PLATFORMS = frozenset({"rocm"})
 PROVIDER = "aiter"
 PRIORITY = 5

@@ -72,7 +72,7 @@ def platform_info() -> PlatformInfo:
         ),
     }
     return PlatformInfo(
-        name="tpu", api="0.1", version=VERSION, device_type="tpu", options=options, backend=tuple(NEEDED)
+        name="tpu", api="1.0", version=VERSION, device_type="tpu", options=options, backend=tuple(NEEDED)
     )
 
 

@@ -34,7 +34,7 @@ class FourBits:
 
     def weight(self) -> Tensor:
         """[N, K] in the activation dtype."""
-        codes = torch.cat((self.codes & 15, self.codes >> 4), dim=1).unflatten(1, (-1, GROUP))
+        codes = torch.cat((self.codes & 15, self.codes >> 4), dim=1).view(*self.scale.shape, GROUP)
         return (codes.to(self.scale.dtype) * self.scale[..., None] + self.offset[..., None]).flatten(1)
 
 
@@ -108,7 +108,7 @@ class Int8Linear:
         weight = weights["weight"]
         if spec.scheme.packing == "gguf:Q8_0":
             # A block: a float16 scale and 32 codes.
-            blocks = weight.unflatten(1, (-1, 2 + GROUP))
+            blocks = weight.reshape(len(weight), -1, 2 + GROUP)
             scale = blocks[..., :2].contiguous().view(torch.float16).squeeze(-1)
             codes = blocks[..., 2:].contiguous().view(torch.int8).flatten(1)
         else:
@@ -118,7 +118,7 @@ class Int8Linear:
     def apply(self, x: Tensor, w: EightBits, bias: Tensor | None) -> Tensor:
         """x [T, K] -> [T, N]."""
         if w.scale.shape[1] > 1:
-            groups = w.codes.unflatten(1, (-1, GROUP)).to(x.dtype)
+            groups = w.codes.view(*w.scale.shape, GROUP).to(x.dtype)
             return F.linear(x, (groups * w.scale[..., None]).flatten(1), bias)
         if w.rounds:
             codes, scale = quantize_rows(x, "int8")

@@ -30,7 +30,7 @@ COLLECTIVES = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_a
 
 @hookimpl
 def platform_info() -> PlatformInfo:
-    return PlatformInfo(name="xpu", api="0.1", version=VERSION, device_type="xpu")
+    return PlatformInfo(name="xpu", api="1.0", version=VERSION, device_type="xpu")
 
 
 @hookimpl

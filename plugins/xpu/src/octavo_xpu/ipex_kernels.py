@@ -24,7 +24,7 @@ from octavo.plugin import YES, Device, KernelRegistry, OpContext, Support, hooki
 
 Tensor = torch.Tensor
 
-API = "0.1"
+API = "1.0"
 PLATFORMS = frozenset({"xpu"})
 
 PACKAGE = "intel_extension_for_pytorch"

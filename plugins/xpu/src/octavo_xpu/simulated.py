@@ -32,7 +32,7 @@ DRIVER = Path(sys.prefix, "lib", "libintelocl.so")
 
 @hookimpl
 def platform_info() -> PlatformInfo:
-    return PlatformInfo(name="xpu_simulated", api="0.1", version="0.1.0", device_type="cpu")
+    return PlatformInfo(name="xpu_simulated", api="1.0", version="0.1.0", device_type="cpu")
 
 
 @hookimpl

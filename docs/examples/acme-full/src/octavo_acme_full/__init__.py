@@ -23,7 +23,7 @@ MEMORY = 2 << 30
 
 @hookimpl
 def platform_info() -> PlatformInfo:
-    return PlatformInfo(name="acme_full", api="0.1", version="0.1", device_type="cpu")
+    return PlatformInfo(name="acme_full", api="1.0", version="0.1", device_type="cpu")
 
 
 @hookimpl

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from octavo.plugin import ExtensionRegistry, hookimpl
 
-API = "0.1"
+API = "1.0"
 
 
 @hookimpl

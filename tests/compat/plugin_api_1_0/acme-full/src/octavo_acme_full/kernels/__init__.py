@@ -1,0 +1,1 @@
+"""Kernels in C, and the library that they are compiled into."""
