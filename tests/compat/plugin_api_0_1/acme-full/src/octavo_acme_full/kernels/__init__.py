@@ -1,1 +1,0 @@
-"""Kernels in C, and the library that they are compiled into."""
