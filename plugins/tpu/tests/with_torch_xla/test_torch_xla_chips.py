@@ -41,7 +41,9 @@ def test_two_and_four_chips_give_the_tokens_of_one_and_hold_a_part_each(tmp_path
         assert [[128, 64], [128 // chips, 64]] in parts
         assert [[64, 64], [64, 64 // chips]] in parts
         caches = [part for whole, part in parts if whole == [40, 2, 16, 16]]
-        assert caches == ([[40, 1, 16, 16]] * 4 if chips == 2 else [])
-        steps = [text for path in dump.glob("*after_optimizations.txt") if "all-reduce" in (text := path.read_text())]
-        assert steps, "partial sums are added over the chips"
-        assert all("input_output_alias={" in text.splitlines()[0] for text in steps), "caches are overwritten"
+        assert all(part == [40, 1, 16, 16] for part in caches)
+        assert bool(caches) == (chips == 2)
+        summing = [path.read_text() for path in dump.glob("*after_optimizations.txt")]
+        summing = [text for text in summing if "all-reduce" in text]
+        donating = [text for text in summing if "input_output_alias={ {" in text.splitlines()[0]]
+        assert len(donating) >= 2, "each of the two steps adds partial sums over the chips and overwrites the caches"
