@@ -57,6 +57,13 @@ def test_a_report_without_a_label_proves_nothing_by_name(tmp_path: Path) -> None
     assert found["float32"] == "yes (?)"
 
 
+def test_without_a_device_nobody_knows_whose_kernels_run(tmp_path: Path) -> None:
+    found = cells(tmp_path, no_device="no card", native=[], op_coverage=0.0)
+    assert found["attention kernels"] == "? (failed)"
+    assert found["linear kernels"] == "? (not run)"
+    assert found["ops with kernels of its own"].startswith("? ")
+
+
 def test_what_failed_and_what_was_left_out_is_on_the_page(tmp_path: Path) -> None:
     cells(tmp_path)
     page = compatibility_page(tmp_path)

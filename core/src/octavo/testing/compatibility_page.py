@@ -46,6 +46,10 @@ def claimed(report: Report, key: str) -> Any:
     return report.get("claims", {}).get(key)
 
 
+UNSEEN = "?"
+"""Of what only a device would have shown."""
+
+
 def dtype(name: str, report: Report) -> str:
     return "yes" if name in (claimed(report, "dtypes") or ()) else ""
 
@@ -55,11 +59,13 @@ def feature(name: str, report: Report) -> str:
 
 
 def native(family: str, report: Report) -> str:
+    if report.get("no_device"):
+        return UNSEEN
     return "own" if family in report["native"] else "reference"
 
 
 def coverage(report: Report) -> str:
-    return f"{report['op_coverage']:.0f}%"
+    return UNSEEN if report.get("no_device") else f"{report['op_coverage']:.0f}%"
 
 
 def recorded(report: Report) -> str:
@@ -88,6 +94,7 @@ ROWS: tuple[Row, ...] = (
     Row("prefix cache", "6", partial(feature, "prefix_cache")),
     Row("chunked prefill", "6", partial(feature, "chunked_prefill")),
     Row("structured outputs", "6", partial(feature, "structured")),
+    Row("speculative decoding", "6", partial(feature, "spec_decode")),
 )
 
 
@@ -170,8 +177,8 @@ def compatibility_page(folder: Path = REPORTS) -> str:
         "- **?** the report does not say (`[proof]` in `conformance.toml`).",
         "",
         "`-`: the platform does not claim it. `reference`: core's plain-PyTorch kernels do it. `not run`: claimed, but",
-        "the tier that would prove it was not run. Ranks are tested in pairs, whatever their number. What has no",
-        "column has not been checked.",
+        "the tier that would prove it was not run. `?` in a cell: only a device shows it. Ranks are tested in pairs,",
+        "whatever their number. What has no column has not been checked.",
         "",
         *table("", linked, [*ABOUT.items()]),
         "",
