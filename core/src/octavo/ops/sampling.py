@@ -20,8 +20,8 @@ GOLDEN = 0x9E3779B9 - 2**32
 
 
 def _right(x: Tensor, bits: int) -> Tensor:
-    """Logical right shift of int32."""
-    return (x >> bits).bitwise_and_((1 << (32 - bits)) - 1)
+    """Logical right shift of int32. Not by the operator >>, which gets negative numbers wrong on some backends."""
+    return torch.bitwise_right_shift(x, bits).bitwise_and_((1 << (32 - bits)) - 1)
 
 
 def mix32(x: Tensor) -> Tensor:
@@ -33,7 +33,7 @@ def mix32(x: Tensor) -> Tensor:
 
 def row_key(seeds: Tensor, positions: Tensor) -> Tensor:
     """One int32 key per row from int64 seeds [N] and the int64 positions [N] of the tokens to be sampled."""
-    low, high = (seeds & 0xFFFFFFFF).to(torch.int32), (seeds >> 32).to(torch.int32)
+    low, high = (seeds & 0xFFFFFFFF).to(torch.int32), torch.bitwise_right_shift(seeds, 32).to(torch.int32)
     key = mix32(mix32(low) ^ high)
     return mix32(key + positions.to(torch.int32) * GOLDEN)
 
@@ -113,7 +113,7 @@ def apply_bitmask(logits: Tensor, bitmask: Tensor, rows: Tensor | None = None) -
     rows int64 [M], none twice: the bitmask [M, ...] is that of these rows, the others stay as they are.
     """
     bits = torch.arange(32, device=logits.device, dtype=torch.int32)
-    allowed = ((bitmask[:, :, None] >> bits) & 1).flatten(1)[:, : logits.shape[-1]]
+    allowed = (torch.bitwise_right_shift(bitmask[:, :, None], bits) & 1).flatten(1)[:, : logits.shape[-1]]
     if rows is None:
         return logits.masked_fill_(allowed == 0, NEG_INF)
     logits[rows] = logits[rows].masked_fill(allowed == 0, NEG_INF)

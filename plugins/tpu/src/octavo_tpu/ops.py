@@ -5,7 +5,7 @@ from __future__ import annotations
 from octavo.plugin import Device, KernelRegistry
 from octavo_tpu.attention import MatmulAttention, PallasAttention
 from octavo_tpu.linear import Int4Linear, Int8Linear
-from octavo_tpu.sampling import apply_bitmask, topk_topp
+from octavo_tpu.sampling import topk_topp
 
 
 def register(registry: KernelRegistry, device: Device) -> None:
@@ -15,8 +15,6 @@ def register(registry: KernelRegistry, device: Device) -> None:
     registry.linear(Int4Linear, priority=10)
     registry.linear(Int8Linear, priority=10)
     registry.op("topk_topp", topk_topp, provider="tpu", priority=10, inplace=True)
-    if device.type == "xla":
-        registry.op("apply_bitmask", apply_bitmask, provider="tpu", priority=10, inplace=True)
     if getattr(device, "chips", 1) > 1:
         from octavo_tpu.xla_sharding import DividedLinear
 

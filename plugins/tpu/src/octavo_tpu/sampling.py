@@ -20,16 +20,6 @@ def topk_topp(logits: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     return logits.scatter_(-1, index, torch.where(drop, float("-inf"), ordered))
 
 
-def apply_bitmask(logits: Tensor, bitmask: Tensor, rows: Tensor | None = None) -> Tensor:
-    """The op of core's catalogue, in place, without shifts: torch_xla 2.9 shifts negative numbers wrongly."""
-    bits = torch.tensor([1 << i for i in range(31)] + [-(1 << 31)], dtype=torch.int32, device=logits.device)
-    forbidden = ((bitmask[:, :, None] & bits) == 0).flatten(1)[:, : logits.shape[-1]]
-    if rows is None:
-        return logits.masked_fill_(forbidden, float("-inf"))
-    logits[rows] = logits[rows].masked_fill(forbidden, float("-inf"))
-    return logits
-
-
 def running_sum(x: Tensor) -> Tensor:
     """Inclusive prefix sums along the last dimension, by doubling distances (Hillis and Steele, 1986)."""
     distance = 1

@@ -60,7 +60,6 @@ def test_masks_penalties_and_logprobs_are_those_of_the_reference(tmp_path: Path,
             assert logprob.logprob == pytest.approx(theirs[token].logprob, abs=1e-4)
 
 
-@pytest.mark.xfail(reason="torch_xla 2.9 shifts negative integers right wrongly, and a draw is a hash", strict=True)
 def test_a_draw_by_seed_is_the_draw_of_the_reference(tpu_xla_on_cpu: str) -> None:
     import torch_xla
 
