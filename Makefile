@@ -92,7 +92,8 @@ $(ENVS)/tpu-xla/.ready: .ci/constraints-tpu-xla.txt plugins/tpu/pyproject.toml c
 	@touch $@
 
 test-rocm: $(ENVS)/rocm/.ready  ## test octavo-rocm without a card (wants Debian's clang-19, lld-19 and libamdhip64-dev)
-	$(TEST_ENV) $(ENVS)/rocm/bin/python -m pytest plugins/rocm/tests
+	$(TEST_ENV) $(ENVS)/rocm/bin/python -m pytest -m "not slow" plugins/rocm/tests
+	$(TEST_ENV) $(ENVS)/rocm/bin/octavo plugin check rocm --no-device --config plugins/rocm/conformance.toml
 
 test-tpu: $(ENVS)/tpu/.ready  ## test octavo-tpu on XLA's CPU device and against the real TPU compiler
 	# A process has one of the two: XLA's CPU plugin, or the TPU compiler.
