@@ -206,7 +206,8 @@ def check_cache(case: Case, inputs: Inputs, before: list[torch.Tensor]) -> None:
     """New keys and values lie where the block table says, and nothing but the null block is disturbed."""
     size = case.spec.block_size
     for cache, old, sequences in zip((inputs.kv.k, inputs.kv.v), before, (inputs.keys, inputs.values), strict=True):
-        expected = old.cpu()  # written there: on a device every place would be a launch, or a program to compile
+        # Written on the host: on a device every place would be a launch, or a program to compile.
+        expected = old.to("cpu", copy=True)
         for (context, new), table, tensor in zip(case.lens, inputs.tables, sequences, strict=True):
             for position in range(context, context + new):
                 row = quantized(tensor[position]) if expected.dtype == torch.int8 else tensor[position].to(expected)
