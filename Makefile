@@ -38,7 +38,7 @@ demo: $(VENV)/.demo  ## install, serve a real model, ask it one question
 serve: $(VENV)/.demo  ## install and leave a server of the demo model running
 	$(BIN)/octavo serve
 
-test: $(VENV)/.dev  ## run the tests (under 15 minutes on two cores)
+test: $(VENV)/.dev  ## run the tests (about 15 minutes)
 	$(TEST_ENV) $(BIN)/python -m pytest -m "not slow and not dist" --ignore tests/browser
 
 test-slow: $(VENV)/.dev  ## run the slow tests: load, long comparisons, real models at length
