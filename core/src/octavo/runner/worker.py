@@ -150,8 +150,10 @@ def _with_memory(
 
     def runner(plans: Sequence[KVPlan], shapes: Shapes, graph: GraphRunner) -> ModelRunner:
         views: dict[int, KVView] = {}
-        for group, (plan, layout) in enumerate(zip(plans, layouts, strict=True)):
-            views |= zip(attention.layers_of_kv(group), allocate(plan, layout, device), strict=True)
+        # As steps run: a view made outside would keep what it is a view of, for gradients.
+        with device.inference():
+            for group, (plan, layout) in enumerate(zip(plans, layouts, strict=True)):
+                views |= zip(attention.layers_of_kv(group), allocate(plan, layout, device), strict=True)
         groups = [KVGroup(block_size=p.spec.block_size, num_blocks=p.num_blocks, window=p.spec.window) for p in plans]
         kv = [views[layer] for layer in range(len(views))]
         return ModelRunner(

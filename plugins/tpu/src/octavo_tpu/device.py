@@ -28,9 +28,6 @@ class TpuDevice(TorchDevice):
     kept; "": where torch keeps its own, a temporary folder of the user. Raises RuntimeError if torch has no TPU.
     """
 
-    compile_backend = TYPE
-    """What torch.compile calls this runtime."""
-
     def __init__(self, index: int = 0, *, hbm_bytes: int = 0, cache_dir: str = "") -> None:
         if not hasattr(torch, TYPE):
             raise RuntimeError(
@@ -41,6 +38,10 @@ class TpuDevice(TorchDevice):
         self._hbm_bytes = hbm_bytes
         if cache_dir:
             use_cache(Path(cache_dir))
+        # Not before it is known that torch_tpu has been loaded: importing parts of it would load it.
+        from octavo_tpu.donation import DonatingBackend
+
+        self.compile_backend = DonatingBackend()
         self.has_mosaic = bool(find_chips())
         """Whether Pallas kernels run: their compiler, Mosaic, is part of libtpu."""
 

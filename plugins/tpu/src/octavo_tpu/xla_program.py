@@ -60,14 +60,18 @@ class Program:
         standins = [torch.clone(owner) for owner in owners]  # of the same buffers: nothing is copied
         stands_for = {id(owner): standin for owner, standin in zip(owners, standins, strict=True)}
         host = fallbacks()
-        outputs = list(graph(*(of_standin(t, stands_for[id(owner_of(t))]) for t in inputs)))
+        given = [of_standin(t, stands_for[id(owner_of(t))]) for t in inputs]
+        outputs = list(graph(*given))
         if on_host := sorted(name for name, count in fallbacks().items() if count != host.get(name)):
             raise RuntimeError(f"torch_xla would compute on the host: {', '.join(on_host)}")
         changed = XLA._check_tensor_need_materialization(standins)
         self._changed = [owner for owner, yes in zip(owners, changed, strict=True) if yes]
         results = [standin for standin, yes in zip(standins, changed, strict=True) if yes]
         keep_sharding(self._changed, results)
-        results += outputs
+        # Where the graph gives back an input, as one that it has filled, that input is the output.
+        inputs_by_standin = {id(standin): t for standin, t in zip(given, inputs, strict=True)}
+        self._outputs = [inputs_by_standin.get(id(output)) for output in outputs]
+        results += [output for output, t in zip(outputs, self._outputs, strict=True) if t is None]
         for owner in self._changed:
             XLA._set_buffer_donation(owner, True)
         _, values = XLA._get_tensors_xla_device_data_node(results)
@@ -84,7 +88,8 @@ class Program:
         results = XLA._run_cached_graph(self._hash, self._parameters)
         for owner, new in zip(self._changed, results, strict=False):
             take(owner, new)
-        return tuple(results[len(self._changed) :])
+        made = iter(results[len(self._changed) :])
+        return tuple(next(made) if t is None else t for t in self._outputs)
 
 
 def take(owner: Tensor, new: Tensor) -> None:
