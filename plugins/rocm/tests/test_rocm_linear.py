@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from host_hip import host_products
 
 from octavo.ops.bind import KernelTable
-from octavo.ops.catalogue import CATALOGUE
+from octavo.ops.catalogue import CATALOGUE, reference
 from octavo.plugin import LinearSpec, QuantScheme
 from octavo.plugin.torch import ScaledRows, core_scheme, dequantize_weight, quantize_rows
 from octavo.triton import linear_fp8
@@ -115,6 +115,20 @@ def test_gguf_blocks_stay_as_they_are(on_host: list[str], qtype: str) -> None:
     assert GgufLinear.supports(wanted, Card()).ok
     check(GgufLinear(), {"weight": packed}, plain, wanted, (1, 4, 7))
     assert on_host == [qtype, qtype, f"unpack {qtype}"]
+
+
+@pytest.mark.parametrize("qtype", products.BLOCKS)
+def test_rows_of_gguf_blocks_are_looked_up_as_embedding_part_does(on_host: list[str], qtype: str) -> None:
+    packed, _, num_in, _ = products.sample(qtype, torch.bfloat16)
+    scheme = core_scheme(f"gguf:{qtype}")
+    kernel = GgufLinear()
+    weight = kernel.prepare({"weight": packed}, spec(len(packed), num_in, scheme=scheme), Card())
+    table = dequantize_weight({"weight": packed}, scheme, torch.bfloat16)
+    part = reference("embedding_part")
+    for ids in (torch.randperm(len(packed)), torch.tensor([69, 70, 75, 70 + len(packed), -1]), torch.tensor([]).long()):
+        for first, factor in ((0, None), (70, None), (70, 5.3)):
+            found = kernel.look_up(weight, ids.int(), first, factor)
+            assert torch.equal(found, part(ids, table, first, factor))
 
 
 @pytest.mark.parametrize("hip", [True, False])

@@ -29,11 +29,16 @@ FAMILY = "gguf:"
 
 @dataclass(frozen=True, kw_only=True)
 class PackedRows:
-    """rows uint8 [N, bytes of a row], in blocks of `qtype`."""
+    """rows uint8 [N, bytes of a row], in blocks of `qtype`. dtype: of activations, and of what is unpacked."""
 
     rows: Tensor
     qtype: str
     num_in: int
+    dtype: torch.dtype
+
+    def unpacked(self, rows: Tensor) -> Tensor:
+        """Some of the rows, or all: [n, bytes of a row] -> [n, K], each number rounded once."""
+        return torch_ops.unpack(rows, None, self.num_in, self.qtype, self.dtype)
 
 
 class GgufLinear:
@@ -56,10 +61,20 @@ class GgufLinear:
         """weights: "weight" uint8 [N, bytes of a row]."""
         assert spec.scheme is not None
         rows = weights["weight"].to(device.torch_device).contiguous()
-        return PackedRows(rows=rows, qtype=spec.scheme.packing.removeprefix(FAMILY), num_in=spec.in_features)
+        qtype, dtype = spec.scheme.packing.removeprefix(FAMILY), getattr(torch, spec.act_dtype)
+        return PackedRows(rows=rows, qtype=qtype, num_in=spec.in_features, dtype=dtype)
 
     def apply(self, x: Tensor, w: PackedRows, bias: Tensor | None) -> Tensor:
         """x [T, K] -> [T, N]."""
         if products.takes(x):
             return torch_ops.gemv(x, w.rows, None, bias, w.qtype)
-        return F.linear(x, torch_ops.unpack(w.rows, None, w.num_in, w.qtype, x.dtype), bias)
+        return F.linear(x, w.unpacked(w.rows), bias)
+
+    def look_up(self, w: PackedRows, ids: Tensor, first: int, scale: float | None) -> Tensor:
+        """Rows of the weight, see `LinearKernel`."""
+        at = ids - first
+        elsewhere = (at < 0) | (at >= w.rows.shape[0])
+        found = w.unpacked(w.rows.index_select(0, at.masked_fill(elsewhere, 0)))
+        if scale is not None:
+            found = found * scale
+        return found.masked_fill(elsewhere[:, None], 0.0)
