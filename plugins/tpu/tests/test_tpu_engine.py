@@ -11,6 +11,7 @@ import torch
 
 from octavo import LLM, SamplingParams
 from octavo.testing.tiny import make_model
+from xla_cpu import num_programs
 
 SETTINGS: dict[str, Any] = {
     "max_num_seqs": 8,
@@ -26,12 +27,6 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, detoken
 
 def tokens_of(llm: LLM, params: Any = GREEDY, prompts: list[list[int]] = PROMPTS) -> list[list[int]]:
     return [list(output.outputs[0].token_ids) for output in llm.generate(prompts, params, use_tqdm=False)]
-
-
-def num_programs() -> int:
-    """Programs that the runtime compiled outside of whole steps, and graphs that torch.compile made."""
-    made = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-    return torch.tpu._get_cache_misses() + made  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gemma3_text"])

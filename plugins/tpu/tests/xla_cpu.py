@@ -77,6 +77,14 @@ def start() -> None:
         _loader._init_device("tpu")
 
 
+def num_programs() -> int:
+    """Programs that this process compiled so far: the runtime's, outside of whole steps, and torch.compile's graphs."""
+    import torch
+
+    graphs: int = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    return torch.tpu._get_cache_misses() + graphs  # type: ignore[attr-defined, no-any-return]
+
+
 def build_proxy(include: Path) -> Path:
     """The C proxy beside this file, compiled; kept in a folder of the user's for the next process."""
     source = Path(__file__).with_name("pjrt_proxy.c")

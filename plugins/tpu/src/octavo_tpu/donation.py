@@ -98,4 +98,4 @@ def num_tensors_on(t: Tensor) -> int:
     """How many tensors, `t` among them, have the storage of `t`."""
     storage = t.untyped_storage()
     # The handle just made counts too.
-    return int(torch._C._storage_Use_Count(storage._cdata)) - 1  # type: ignore[attr-defined]
+    return int(torch._C._storage_Use_Count(storage._cdata)) - 1

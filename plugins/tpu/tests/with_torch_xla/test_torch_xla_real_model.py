@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 
 from octavo import LLM, SamplingParams
 from octavo.testing.real_models import smollm2_gguf
+from one_engine import count
 
 pytestmark = [pytest.mark.real_model, pytest.mark.timeout(1500)]
 
@@ -17,7 +20,10 @@ TOKENS = [
 """What the CPU platform answers with the same settings."""
 
 
-def test_smollm2_answers_as_on_the_cpu(tpu_xla_on_cpu: str) -> None:
+def test_smollm2_answers_as_on_the_cpu_and_compiles_nothing_more(
+    tpu_xla_on_cpu: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="octavo.worker")
     params = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
     with LLM(
         str(smollm2_gguf()),
@@ -30,6 +36,9 @@ def test_smollm2_answers_as_on_the_cpu(tpu_xla_on_cpu: str) -> None:
         num_kv_blocks=9,
         block_size=16,
     ) as llm:
+        compiled = count("UncachedCompile")
         outputs = [output.outputs[0] for output in llm.generate(PROMPTS, params, use_tqdm=False)]
+        assert count("UncachedCompile") == compiled > 0
+    assert "2 shapes of steps to compile" in [record.getMessage() for record in caplog.records]
     assert [list(output.token_ids) for output in outputs] == TOKENS
     assert outputs[0].text.startswith(" Paris")
