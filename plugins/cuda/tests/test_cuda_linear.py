@@ -81,7 +81,7 @@ def test_the_next_larger_measurement_runs_and_cublas_where_it_won_and_beyond(cal
     sixteen = SkinnyConfig(block_n=16, block_k=32, programs=3)
     table = {(N, K, False, 1): one, (N, K, False, 4): four, (N, K, False, 8): None, (N, K, False, 16): sixteen}
     kernel_class = TritonLinear.with_table(table | {(N, K, True, 2): four, (7, 7, False, 32): sixteen})
-    assert kernel_class.cuts(spec()) == (None, one, four, four, four, *4 * [None], *8 * [sixteen])
+    assert kernel_class.cuts(spec(), Card()) == (None, one, four, four, four, *4 * [None], *8 * [sixteen])
     kernel = kernel_class()
     weight, x = weight_and_input(20)
     packed = kernel.prepare({"weight": weight}, spec(), Card())
@@ -107,7 +107,7 @@ def test_a_gated_product_has_measurements_of_its_own_and_an_activation_behind_cu
 
 def test_a_cut_for_one_token_without_the_matrix_unit_serves_no_more() -> None:
     only_two = GemvConfig(block_n=8, block_k=32, dot=False)
-    assert TritonLinear.with_table({(N, K, False, 2): only_two}).cuts(spec()) == (None, only_two, None)
+    assert TritonLinear.with_table({(N, K, False, 2): only_two}).cuts(spec(), Card()) == (None, only_two, None)
 
 
 def test_what_was_not_measured_or_cannot_be_multiplied_is_refused() -> None:

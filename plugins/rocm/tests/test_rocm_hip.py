@@ -13,6 +13,7 @@ import pytest
 import torch
 from host_hip import HostHip, host_products
 
+from octavo.triton.linear_plain import FEW_TOKENS_DTYPES
 from octavo_rocm import hip, kernels, products
 from octavo_rocm.hip import HipError, HipLibraries, compiled, library
 from octavo_rocm.kernels import ROWS
@@ -110,7 +111,7 @@ def test_clang_makes_a_code_object_for(name: str, weight_format: str, tmp_path: 
     assert clang, "install clang-19 and lld-19"
     source, target = tmp_path / "kernels.hip", TARGETS[name]
     source.write_text(kernels.source())
-    for dtype in products.DTYPES:
+    for dtype in FEW_TOKENS_DTYPES:
         built = tmp_path / f"{dtype}.hsaco"
         command = [clang, "-x", "hip", "--offload-device-only", "--no-gpu-bundle-output", "-nogpuinc", "-nogpulib"]
         command += ["-Wall", "-Werror", *kernels.options(weight_format, dtype, target, name)]

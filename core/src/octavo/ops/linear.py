@@ -14,6 +14,21 @@ from octavo.plugin.torch import dequantize_weight
 from octavo.quant.online import round_rows
 
 
+def dense_weight(weights: Mapping[str, torch.Tensor], spec: LinearSpec, device: Device) -> torch.Tensor:
+    """The weight [N, K] in the activation dtype, unpacked if it is quantized, contiguous on the device.
+
+    weights: the tensors of `spec.scheme`; for None "weight" [N, K]. No copy is made where none is needed, so the caller
+    gives them away. Raises UnsupportedModelError for a scheme without `dequantize`.
+    """
+    dtype = getattr(torch, spec.act_dtype)
+    if spec.scheme is None:
+        weight = weights["weight"].to(dtype)
+    else:
+        weight = dequantize_weight(weights, spec.scheme, dtype)
+    assert weight.shape == (spec.out_features, spec.in_features), f"{tuple(weight.shape)} for {spec}"
+    return weight.to(device.torch_device).contiguous()
+
+
 @dataclass(frozen=True, kw_only=True)
 class DenseWeight:
     """weight [N, K] in the activation dtype, on the device. rounds: the 8-bit numbers that activations go through, one
@@ -37,16 +52,9 @@ class ReferenceLinear:
         return YES
 
     def prepare(self, weights: Mapping[str, torch.Tensor], spec: LinearSpec, device: Device) -> DenseWeight:
-        """weights: the tensors of `spec.scheme`; for None "weight" [N, K]. No copy is made where none is needed, so the
-        caller gives them away. Raises UnsupportedModelError for a scheme without `dequantize`."""
-        dtype = getattr(torch, spec.act_dtype)
-        if spec.scheme is None:
-            weight = weights["weight"].to(dtype)
-        else:
-            weight = dequantize_weight(weights, spec.scheme, dtype)
-        assert weight.shape == (spec.out_features, spec.in_features), f"{tuple(weight.shape)} for {spec}"
+        """As `dense_weight`."""
         return DenseWeight(
-            weight=weight.to(device.torch_device).contiguous(),
+            weight=dense_weight(weights, spec, device),
             out_dtype=getattr(torch, spec.out_dtype),
             rounds=spec.scheme.act if spec.scheme is not None else None,
         )

@@ -7,6 +7,7 @@ from typing import ClassVar
 from octavo.plugin import Device
 from octavo.triton import linear_fp8
 from octavo.triton.linear_tuning import ProductTuning
+from octavo_cuda.linear import device_refusal
 from octavo_cuda.overlap import overlap_for
 
 SINCE = (8, 9)
@@ -19,8 +20,8 @@ class Fp8Linear(linear_fp8.Fp8Linear):
 
     @classmethod
     def refusal(cls, device: Device) -> str:
-        if device.type != "cuda":
-            return f"needs a cuda device, not {device.type}"
+        if reason := device_refusal(device):
+            return reason
         old = getattr(device, "capability", (0, 0)) < SINCE
         return "needs fp8 matrix units (compute capability 8.9)" if old else ""
 

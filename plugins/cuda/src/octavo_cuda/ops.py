@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import logging
-from functools import partial
-from typing import Any
 
 from octavo.plugin import Device, KernelRegistry
 from octavo_cuda.device import CudaDevice
 from octavo_cuda.linear import CublasLinear
 
 log = logging.getLogger("octavo.cuda")
-
-PROVIDER = "triton"
 
 
 def register(registry: KernelRegistry, device: Device, *, triton: bool) -> None:
@@ -28,8 +24,8 @@ def register(registry: KernelRegistry, device: Device, *, triton: bool) -> None:
 
 def register_triton(registry: KernelRegistry, device: Device) -> None:
     """Core's portable kernels with this card's measurements, and what needs one of them."""
-    from octavo.triton import activation, bookkeeping, logits, norm, rope, sampling, topk_topp
     from octavo.triton.attention_backend import TritonAttention
+    from octavo.triton.ops import register_ops
     from octavo_cuda.attention import Fa3Attention
     from octavo_cuda.attention_flashinfer import FlashInferAttention
     from octavo_cuda.attention_phases import AutoAttention
@@ -53,20 +49,4 @@ def register_triton(registry: KernelRegistry, device: Device) -> None:
     registry.linear(ahead.linear(Fp8Linear), priority=30)
     registry.linear(ahead.linear(Int4Linear), priority=30)
     registry.linear(ahead.linear(TritonLinear.with_table(tuning.products)), priority=20)
-    starts_early: tuple[tuple[Any, bool], ...] = (
-        (norm.rms_norm, False),
-        (norm.add_rms_norm, True),
-        (norm.add_rms_norm_fp8, True),
-        (rope.rope, False),
-        (rope.qkv_norm_rope, True),
-        (rope.qkv_norm_rope_write, True),
-        (activation.act_and_mul, False),
-        (bookkeeping.begin_step, True),
-        (bookkeeping.commit_tokens, True),
-        (sampling.greedy, False),
-        (sampling.sample, False),
-    )
-    for fn, inplace in starts_early:
-        registry.op(fn.__name__, partial(fn, overlap=overlap), provider=PROVIDER, priority=10, inplace=inplace)
-    for fn in (logits.penalties, logits.min_p, logits.apply_bitmask, topk_topp.topk_topp):
-        registry.op(fn.__name__, fn, provider=PROVIDER, priority=10, inplace=True)
+    register_ops(registry, priority=10, overlap=overlap, fp8=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 from octavo.plugin import Device, KernelRegistry
 from octavo_rocm.device import target_for
@@ -12,7 +11,6 @@ from octavo_rocm.linear import HipblasltLinear, HipLinear, TritonLinear
 
 log = logging.getLogger("octavo.rocm")
 
-PROVIDER = "triton"
 FNUZ = "float8_e4m3fnuz"
 
 
@@ -32,7 +30,7 @@ def register(registry: KernelRegistry, device: Device, *, triton: bool, hip: boo
 
 def register_triton(registry: KernelRegistry, device: Device, *, hip: bool) -> None:
     """Core's portable kernels in the sizes of this card, and what needs one of them."""
-    from octavo.triton import activation, bookkeeping, logits, norm, rope, sampling, topk_topp
+    from octavo.triton.ops import register_ops
     from octavo_rocm.attention import attention_for
     from octavo_rocm.fp8 import FnuzLinear, Fp8Linear
     from octavo_rocm.int4 import Int4Linear
@@ -42,25 +40,6 @@ def register_triton(registry: KernelRegistry, device: Device, *, hip: bool) -> N
     registry.linear(Fp8Linear, priority=30)
     registry.linear(Int4Linear.with_hip(hip), priority=30)
     registry.linear(TritonLinear, priority=20)
-    ops: tuple[tuple[Any, bool], ...] = (
-        (norm.rms_norm, False),
-        (norm.add_rms_norm, True),
-        (rope.rope, False),
-        (rope.qkv_norm_rope, True),
-        (rope.qkv_norm_rope_write, True),
-        (activation.act_and_mul, False),
-        (bookkeeping.begin_step, True),
-        (bookkeeping.commit_tokens, True),
-        (sampling.greedy, False),
-        (sampling.sample, False),
-        (logits.penalties, True),
-        (logits.min_p, True),
-        (logits.apply_bitmask, True),
-        (topk_topp.topk_topp, True),
-    )
-    for fn, inplace in ops:
-        registry.op(fn.__name__, fn, provider=PROVIDER, priority=10, inplace=inplace)
+    # The op gives OCP numbers; where products take others, they quantize themselves.
     target = target_for(device)
-    if target is None or target.fp8_dtype != FNUZ:
-        # The op gives OCP numbers; where products take others, they quantize themselves.
-        registry.op("add_rms_norm_fp8", norm.add_rms_norm_fp8, provider=PROVIDER, priority=10, inplace=True)
+    register_ops(registry, priority=10, fp8=target is None or target.fp8_dtype != FNUZ)

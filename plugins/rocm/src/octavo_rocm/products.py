@@ -21,7 +21,6 @@ from octavo_rocm.targets import target_of
 
 Tensor = torch.Tensor
 
-DTYPES = ("bfloat16", "float16")
 BLOCKS = {"Q8_0": (32, 34), "Q4_0": (32, 18), "Q4_K": (256, 144)}
 """GGUF's packings that are read as they lie: columns and bytes of a block."""
 ALIGNMENT = 16

@@ -17,7 +17,8 @@ import torch
 import torch.nn.functional as F
 
 from octavo.plugin import YES, Device, LinearSpec, Support, no
-from octavo.plugin.torch import dequantize_weight, has_int4_groups, int4_groups, quantize_rows
+from octavo.plugin.torch import has_int4_groups, int4_groups, quantize_rows
+from octavo.triton import linear_plain
 from octavo_xpu.device import SyclDevice
 from octavo_xpu.native import LANES, NUMBERS, Groups, Module
 
@@ -41,38 +42,17 @@ def refusal(spec: LinearSpec, device: Device) -> str:
     """Why no kernel of this file takes the spec; empty if they do."""
     if not isinstance(device, SyclDevice):
         return f"needs a device with a SYCL runtime, not {device.type}"
-    if spec.act_dtype not in NUMBERS:
-        return f"no {spec.act_dtype} activations"
-    if spec.out_dtype != spec.act_dtype:
-        return f"gives {spec.act_dtype}, not {spec.out_dtype}"
-    if spec.scheme is not None and spec.scheme.act is not None:
-        return f"does not quantize activations to {spec.scheme.act}"
-    return ""
+    return linear_plain.refusal(spec)
 
 
-class OneDnnLinear:
-    """torch's own product. Quantized weights are unpacked when they are loaded."""
+class OneDnnLinear(linear_plain.TorchLinear):
+    """torch's own product, by oneDNN."""
 
     name: ClassVar[str] = "onednn"
 
     @classmethod
-    def supports(cls, spec: LinearSpec, device: Device) -> Support:
-        reason = refusal(spec, device)
-        return no(reason) if reason else YES
-
-    def prepare(self, weights: Mapping[str, Tensor], spec: LinearSpec, device: Device) -> Tensor:
-        """weights: canonical tensors of `spec.scheme`. Raises UnsupportedModelError if core cannot decode them."""
-        dtype = getattr(torch, spec.act_dtype)
-        if spec.scheme is None:
-            weight = weights["weight"].to(dtype)
-        else:
-            weight = dequantize_weight(weights, spec.scheme, dtype)
-        assert weight.shape == (spec.out_features, spec.in_features), f"{tuple(weight.shape)} for {spec}"
-        return weight.to(device.torch_device).contiguous()
-
-    def apply(self, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
-        """x [T, K] -> [T, N]."""
-        return F.linear(x, w, bias)
+    def refusal(cls, spec: LinearSpec, device: Device) -> str:
+        return refusal(spec, device)
 
 
 @dataclass(frozen=True, kw_only=True)
