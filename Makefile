@@ -65,15 +65,15 @@ test-examples: $(VENV)/.dev dist  ## install the wheels of docs/examples into an
 INSTALL_rocm = --editable "core[test]" --editable plugins/rocm pytest-timeout
 INSTALL_tpu = --editable "core[test]" --editable plugins/cpu --editable plugins/tpu pytest-timeout
 ALONE_tpu = $(DEMO_MODEL)
-# torch_xla stands on a torch that asks for five gigabytes of CUDA: all packages are named.
+# These stand on a torch that asks for five gigabytes of CUDA: all packages are named.
 FLAGS_tpu-xla = --no-deps
+FLAGS_xpu-ipex = --no-deps
 INSTALL_tpu-xla = --editable core --editable plugins/tpu
 INSTALL_xpu = --editable "core[test]" --editable plugins/xpu pytest-timeout
-# Beside an old torch, or a triton that is Intel's: without those of core's packages that bring others.
+# Beside a triton that is Intel's: without those of core's packages that bring another.
 INSTALL_xpu-triton = gguf msgspec pluggy pytest pytest-timeout
 ALONE_xpu-triton = --editable core --editable plugins/xpu
-INSTALL_xpu-ipex = $(INSTALL_xpu-triton)
-ALONE_xpu-ipex = $(ALONE_xpu-triton)
+INSTALL_xpu-ipex = --editable core --editable plugins/xpu
 
 PIP_THERE = $(ENVS)/$*/bin/python -m pip install --quiet --disable-pip-version-check
 $(ENVS)/%/.ready: .ci/constraints-%.txt $(wildcard core/pyproject.toml plugins/*/pyproject.toml) | $(VENV)/bin/python
@@ -95,7 +95,7 @@ test-tpu: $(ENVS)/tpu/.ready  ## test octavo-tpu on XLA's CPU device and against
 		$(ENVS)/tpu/bin/octavo plugin check tpu_on_cpu --config plugins/tpu/conformance-simulated.toml
 
 test-tpu-xla: $(ENVS)/tpu-xla/.ready  ## test octavo-tpu with torch_xla on its XLA:CPU
-	$(ENVS)/tpu-xla/bin/python plugins/tpu/tests/with_torch_xla/no_cuda.py
+	$(ENVS)/tpu-xla/bin/python .ci/no_cuda.py
 	$(TEST_ENV) $(ENVS)/tpu-xla/bin/python -m pytest plugins/tpu/tests/with_torch_xla --confcutdir plugins/tpu/tests/with_torch_xla
 	# Tier 6, whole models in many settings, takes ten minutes more: plugins/tpu/README.md has the command for all.
 	$(TEST_ENV) OCTAVO_EXTRA_PLATFORMS=tpu_xla_on_cpu=torch_xla_cpu PYTHONPATH=plugins/tpu/tests/with_torch_xla \
@@ -109,7 +109,8 @@ test-xpu: $(ENVS)/xpu/.ready  ## test octavo-xpu on Intel's CPU device (wants De
 test-xpu-triton: $(ENVS)/xpu-triton/.ready  ## test core's Triton kernels for Intel GPUs on Intel's CPU device
 	$(TEST_ENV) $(ENVS)/xpu-triton/bin/python -m pytest plugins/xpu/tests/with_triton --confcutdir plugins/xpu/tests/with_triton
 
-test-xpu-ipex: $(ENVS)/xpu-ipex/.ready  ## test the pack over intel-extension-for-pytorch on its CPU build (6.8 GB)
+test-xpu-ipex: $(ENVS)/xpu-ipex/.ready  ## test the pack over intel-extension-for-pytorch on its CPU build
+	$(ENVS)/xpu-ipex/bin/python .ci/no_cuda.py
 	$(TEST_ENV) $(ENVS)/xpu-ipex/bin/python -m pytest plugins/xpu/tests/with_ipex --confcutdir plugins/xpu/tests/with_ipex
 
 check: $(VENV)/.dev  ## lint, types, architecture rules

@@ -11,7 +11,7 @@ Shapes: T tokens, K in_features, N out_features.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -76,12 +76,6 @@ class TorchLinear:
         return F.linear(x, w, bias)
 
 
-def in_order() -> Overlap:
-    from octavo.triton.overlap import IN_ORDER
-
-    return IN_ORDER
-
-
 @dataclass(frozen=True, kw_only=True)
 class ProductWeight:
     """weight [N, K]. cuts: see `TritonLinear.cuts`. counters: what the programs of a split product meet on, see
@@ -89,9 +83,9 @@ class ProductWeight:
 
     weight: Tensor
     cuts: tuple[Any, ...]
-    counters: Tensor | None = None
-    overlap: Overlap = field(default_factory=in_order)
-    gate: str | None = None
+    counters: Tensor
+    overlap: Overlap
+    gate: str | None
 
 
 class TritonLinear:
@@ -114,7 +108,9 @@ class TritonLinear:
 
     @classmethod
     def overlap_for(cls, device: Device) -> Overlap:
-        return in_order()
+        from octavo.triton.overlap import IN_ORDER
+
+        return IN_ORDER
 
     @classmethod
     def supports(cls, spec: LinearSpec, device: Device) -> Support:

@@ -11,7 +11,6 @@ from typing import Any
 
 from octavo.plugin import Device, KernelRegistry, LinearSpec
 from octavo.triton import linear_plain
-from octavo.triton.linear_plain import ProductWeight as ProductWeight
 from octavo_xpu import linear
 
 BACKEND = "xpu"

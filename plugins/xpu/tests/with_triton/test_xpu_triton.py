@@ -113,8 +113,7 @@ def test_prompts_give_what_dense_attention_gives(on_cpu: Any) -> None:
     assert {"decode_kernel", "prefill_kernel"} <= on_cpu.num_launched.keys()
 
 
-@pytest.mark.parametrize("dtype", ALLOWED)
-@pytest.mark.parametrize("tokens", [1, 3, 8])
+@pytest.mark.parametrize(("tokens", "dtype"), [(1, "float16"), (1, "bfloat16"), (3, "bfloat16"), (8, "float16")])
 def test_a_product_of_few_tokens_is_right(on_cpu: Any, dtype: str, tokens: int) -> None:
     product(dtype, tokens)
     assert on_cpu.num_launched == {"_gemv_kernel": 1}
@@ -127,9 +126,8 @@ def product(dtype: str, tokens: int, *, runs: bool = True) -> None:
     x, weight, bias = (
         torch.randn(*shape, generator=generator).to(getattr(torch, dtype)) for shape in ((tokens, k), (n, k), (n,))
     )
-    cuts = (None, *(triton_kernels.cut(of, count, 32) for count in range(1, tokens + 1)))
-    packed = triton_kernels.ProductWeight(weight=weight, cuts=cuts)
-    found = triton_kernels.TritonLinear().apply(x, packed, bias).float()
+    kernel = triton_kernels.TritonLinear()
+    found = kernel.apply(x, kernel.prepare({"weight": weight}, of, HOST), bias).float()
     expected = F.linear(x.float(), weight.float(), bias.float())
     assert not runs or (found - expected).abs().max() <= ALLOWED[dtype] * expected.abs().max()
 
