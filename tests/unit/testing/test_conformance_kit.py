@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from octavo.cli import main
 from octavo.cli.plugin import plugin
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, PlatformNotFoundError
 from octavo.testing.conformance.levels import level, missing_for_next
 from octavo.testing.conformance.page import badge
 from octavo.testing.conformance.run import Result, merged, run
@@ -314,10 +315,11 @@ def test_a_wrong_settings_file_is_refused(tmp_path: Path, text: str, message: st
 def test_the_command_writes_its_report_and_fails_with_the_kit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     report = tmp_path / "report.json"
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    result = CliRunner().invoke(plugin, ["check", "nope", "--tier", "1", "--json", "--report", str(report)])
+    monkeypatch.setenv("OCTAVO_EXTRA_PLATFORMS", "broken=no_such_module")
+    result = CliRunner().invoke(plugin, ["check", "broken", "--tier", "1", "--json", "--report", str(report)])
     assert result.exit_code == 1
     data = json.loads(result.output)
-    assert "PlatformNotFoundError" in next(iter(data["failures"].values()))
+    assert "PlatformBrokenError" in next(iter(data["failures"].values()))
     assert json.loads(report.read_text()) == data
 
 
@@ -349,6 +351,19 @@ def test_reports_of_shares_add_up() -> None:
     assert data["unused_patterns"] == ["q"]
     assert data["seconds"] == {"2": 4.5}
     assert len(data["slower_than_reference"]) == 1
+
+
+@pytest.mark.parametrize("no_device", [True, False])
+def test_a_platform_that_is_not_installed_is_told_in_one_line(no_device: bool) -> None:
+    with pytest.raises(PlatformNotFoundError, match=r"^no installed platform is named 'nosuch' .*octavo-nosuch$"):
+        run("nosuch", quiet=True, no_device=no_device)
+
+
+def test_what_is_wrong_in_the_settings_is_told_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "conformance.toml"
+    path.write_text('[xfail]\n"test_x" = 3\n')
+    told = CliRunner().invoke(main, ["plugin", "check", "refdev", "--config", str(path)])
+    assert (told.exit_code, told.output) == (1, f"Error: {path}: xfail.'test_x' needs a reason in words\n")
 
 
 def test_an_unknown_tier_is_a_usage_error() -> None:

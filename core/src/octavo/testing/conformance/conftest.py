@@ -15,7 +15,7 @@ from octavo.errors import OctavoError
 from octavo.plugin.version import PLUGIN_API
 from octavo.testing.conformance.levels import slower
 from octavo.testing.conformance.settings import read_settings, reason_for
-from octavo.testing.conformance.subject import Subject, absence, needs_device
+from octavo.testing.conformance.subject import Subject, needs_device, nothing_to_check
 
 SUBJECT: pytest.StashKey[Subject] = pytest.StashKey()
 OUTCOMES: pytest.StashKey[dict[str, tuple[str, str]]] = pytest.StashKey()
@@ -37,9 +37,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "no_device: needs no device, and runs with --no-device too")
     name, report = config.getoption("platform"), config.getoption("report")
     # Asked here, as a plugin may do what it should not when it is imported: not to the process that runs the kit.
-    if report is not None and not config.getoption("no_device") and (reason := absence(name)):
-        report.write_text(json.dumps({"absent": reason}))
-        pytest.exit(f"no hardware: {reason}", returncode=1)
+    if report is not None and (reason := nothing_to_check(name, no_device=config.getoption("no_device"))):
+        report.write_text(json.dumps({"nothing_to_check": reason}))
+        pytest.exit("there is nothing to check", returncode=1)
     settings = read_settings(config.getoption("settings"))
     config.stash[SUBJECT] = Subject(name, settings, no_device=config.getoption("no_device"))
     config.stash[OUTCOMES] = {}

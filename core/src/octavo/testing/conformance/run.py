@@ -15,6 +15,7 @@ from typing import Any
 
 from octavo.errors import ConfigError, PlatformNotFoundError
 from octavo.testing.conformance.levels import level, missing_for_next, slower
+from octavo.testing.conformance.settings import read_settings
 
 TIERS = ("0", "1", "2", "3", "4", "5", "6")
 FOLDER = Path(__file__).parent
@@ -76,11 +77,12 @@ def run(
 
     jobs: processes that share the tests of kernels, behind all others; each compiles what its own need.
     no_device: run only what needs no device, whether there is one or not.
-    A fresh process, so that hygiene is judged from a clean start. Raises ConfigError if pytest is not installed, and
-    PlatformNotFoundError if the device is wanted and is not here.
+    A fresh process, so that hygiene is judged from a clean start. Raises ConfigError if pytest is not installed or
+    `config` is wrong, and PlatformNotFoundError if the platform is not installed or its device, wanted, is not here.
     """
     if config is None and Path("conformance.toml").exists():
         config = Path("conformance.toml")
+    read_settings(config)  # the process reads it again; here what is wrong in it is one line
     if jobs == 1:
         data = run_share(name, tiers, config=config, quiet=quiet, no_device=no_device)
     else:
@@ -125,11 +127,8 @@ def run_share(
                 + (f"\n{done.stdout}" if quiet else "")
             )
         data: dict[str, Any] = json.loads(report.read_text())
-    if reason := data.get("absent"):
-        raise PlatformNotFoundError(
-            f"platform {name!r} finds no hardware: {reason}. Nothing was checked; --no-device checks what needs none",
-            platform=name,
-        )
+    if reason := data.get("nothing_to_check"):
+        raise PlatformNotFoundError(reason, platform=name)
     return data
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from octavo.active_platform import ActivePlatform
 from octavo.config import EngineConfig, make_config
 from octavo.discovery import installed, select
-from octavo.errors import OctavoError
+from octavo.errors import OctavoError, PlatformNotFoundError
 from octavo.ops.bind import REFERENCE, KernelTable
 from octavo.plugin import Device, PlatformCaps
 from octavo.testing.conformance.settings import Settings
@@ -41,6 +41,22 @@ def absence(name: str) -> str:
     except OctavoError:
         return ""
     return "" if probe.available else probe.reason or "it gives no reason"
+
+
+def nothing_to_check(name: str, *, no_device: bool) -> str:
+    """Why the kit does not begin: no such platform is installed, or its hardware is not here; empty if it does.
+
+    A platform that is broken is checked, and its tests say what is wrong with it.
+    """
+    try:
+        installed(name)
+    except PlatformNotFoundError as error:
+        return str(error)
+    except OctavoError:
+        return ""
+    if no_device or not (reason := absence(name)):
+        return ""
+    return f"platform {name!r} finds no hardware: {reason}. Nothing was checked; --no-device checks what needs none"
 
 
 def needs_device(subject: Subject) -> str:
