@@ -4,7 +4,8 @@
     run        the program, on the tensors that it was compiled with
 
 The program's inputs are the very tensors the step reads: weights, the request table, the KV cache. What the step
-changes in place (table and cache), the runtime gives to the program to overwrite, so no second cache exists.
+changes in place is given to the program to overwrite, so no second cache exists; see `donation` and `xla_program` for
+how each runtime does that.
 """
 
 from __future__ import annotations
