@@ -74,19 +74,24 @@ class KernelTable:
     ) -> None:
         if name not in CATALOGUE:
             raise ConfigError(f"{provider} registers unknown op {name!r}; known: {', '.join(sorted(CATALOGUE))}")
+        refuse_reference(f"registry.op({name!r})", provider)
         entry = Provider(
             fn=fn, provider=provider, priority=priority, supports=supports, inplace=inplace, graph_safe=graph_safe
         )
         self._ops.setdefault(name, []).append(entry)
 
     def attention(self, cls: type[Any], *, priority: int = 0) -> None:
-        self._classes.setdefault("attention", []).append((priority, cls))
+        self._add("attention", cls, priority)
 
     def linear(self, cls: type[Any], *, priority: int = 0) -> None:
-        self._classes.setdefault("linear", []).append((priority, cls))
+        self._add("linear", cls, priority)
 
     def moe(self, cls: type[Any], *, priority: int = 0) -> None:
-        self._classes.setdefault("moe", []).append((priority, cls))
+        self._add("moe", cls, priority)
+
+    def _add(self, family: str, cls: type[Any], priority: int) -> None:
+        refuse_reference(f"registry.{family}({cls.__name__})", cls.name)
+        self._classes.setdefault(family, []).append((priority, cls))
 
     def add_all_of(self, other: KernelTable) -> None:
         """Take over every kernel that is registered in `other`, behind those of equal priority that are here."""
@@ -197,6 +202,12 @@ class KernelTable:
         choice = Choice(what=what, context=context, provider=provider, refused=tuple(refused), why=why)
         if choice not in self.choices:
             self.choices.append(choice)
+
+
+def refuse_reference(registration: str, provider: str) -> None:
+    """The name says whose kernel was bound, and tests take what bears it for core's own: nobody else may."""
+    if provider == REFERENCE:
+        raise ConfigError(f"{registration}: provider {REFERENCE!r} is core's own; give the kernel another name")
 
 
 def describe(spec: Any) -> str:

@@ -83,8 +83,8 @@ class AttnBatch:
     """What attention must know of a step, for one KV group. Device tensors, and host copies for planning.
 
     q_starts int32 [S + 1]: first token of each sequence in the packed batch; kv_lens int32 [S]: context length after
-    this step; block_table int32 [S, max_blocks]; slots int64 [T]: where token t's K and V go,
-    block * block_size + offset; padding tokens point into block 0, which nobody reads.
+    this step; block_table int32 [S, max_blocks], a part of a wider one: its rows lie stride(0) apart; slots int64 [T]:
+    where token t's K and V go, block * block_size + offset; padding tokens point into block 0, which nobody reads.
     num_decodes: the first sequences that have exactly one query token.
     Padded sequences have kv_len 0 and no tokens.
     """

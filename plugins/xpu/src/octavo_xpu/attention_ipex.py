@@ -41,9 +41,11 @@ NO_SOFTCAP = -1.0
 
 @dataclass(frozen=True, kw_only=True)
 class IpexPlan:
-    """kv_starts: int32 [S + 1], sums of lengths. num_seqs, num_tokens: without padding."""
+    """tables: its rows side by side, as the operator reads them. kv_starts: int32 [S + 1], sums of lengths.
+    num_seqs, num_tokens: without padding."""
 
     batch: AttnBatch
+    tables: Tensor
     kv_starts: Tensor
     num_seqs: int
     num_tokens: int
@@ -87,6 +89,7 @@ class IpexAttention:
         kv_starts = np.append(0, np.cumsum(batch.kv_lens_host[:num_seqs])).astype(np.int32)
         return IpexPlan(
             batch=batch,
+            tables=batch.block_table[:num_seqs].contiguous(),
             kv_starts=torch.from_numpy(kv_starts).to(batch.q_starts.device),
             num_seqs=num_seqs,
             num_tokens=int(starts[-1]),
@@ -105,10 +108,9 @@ class IpexAttention:
         out[num:].zero_()
         window = UNBOUNDED if spec.window is None else spec.window - 1
         softcap = spec.softcap or NO_SOFTCAP
-        tables = batch.block_table[: plan.num_seqs]
         self._paged.flash_attn_varlen_func(
             *(out[:num], q[:num].contiguous(), *cache, batch.q_starts[: plan.num_seqs + 1], plan.kv_starts),
-            *(batch.max_q_len, batch.max_kv_len, spec.scale, True, tables, None, window, UNBOUNDED),
+            *(batch.max_q_len, batch.max_kv_len, spec.scale, True, plan.tables, None, window, UNBOUNDED),
             softcap=softcap,
         )
         return out

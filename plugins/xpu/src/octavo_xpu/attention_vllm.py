@@ -5,6 +5,7 @@ The operator reads pages as they lie, [blocks, tokens of a block, heads, D], and
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, ClassVar
@@ -36,6 +37,17 @@ DTYPES = ("bfloat16", "float16")
 BLOCK = 16
 """Pages hold a multiple of it."""
 UNBOUNDED = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class VllmXpuPlan:
+    """tables: its rows side by side, as the operator reads them; filled by `start_step` where the batch's are not.
+    clear: whether there may be padding tokens. longest: a bound of the contexts."""
+
+    batch: AttnBatch
+    tables: Tensor
+    clear: bool
+    longest: int
 
 
 class VllmXpuAttention:
@@ -100,10 +112,19 @@ class VllmXpuAttention:
             "work_list": None,
         }
 
-    def plan(self, batch: AttnBatch, *, graph: bool) -> tuple[AttnBatch, bool, int]:
-        """(batch, whether there may be padding tokens, longest context): references and bounds."""
-        clear = graph or int(batch.q_starts_host[-1]) < batch.num_tokens
-        return batch, clear, self._limits.max_model_len if graph else batch.max_kv_len
+    def plan(self, batch: AttnBatch, *, graph: bool) -> VllmXpuPlan:
+        """References and bounds."""
+        table = batch.block_table
+        return VllmXpuPlan(
+            batch=batch,
+            tables=table if table.is_contiguous() else torch.empty(table.shape, dtype=table.dtype, device=table.device),
+            clear=graph or int(batch.q_starts_host[-1]) < batch.num_tokens,
+            longest=self._limits.max_model_len if graph else batch.max_kv_len,
+        )
+
+    def start_step(self, plan: VllmXpuPlan) -> None:
+        if plan.tables is not plan.batch.block_table:
+            plan.tables.copy_(plan.batch.block_table)
 
     def run(
         self,
@@ -112,14 +133,14 @@ class VllmXpuAttention:
         k: Tensor | None,
         v: Tensor | None,
         kv: KVView,
-        plan: tuple[AttnBatch, bool, int],
+        plan: VllmXpuPlan,
         out: Tensor,
     ) -> Tensor:
         """q, out [T, H, D]; k, v [T, Hkv, D]. Fills and returns `out`; padding tokens become zero."""
-        batch, clear, longest = plan
+        batch = plan.batch
         if k is not None and v is not None:
             self._small.write(k, v, kv.k, kv.v, batch.slots, layer.k_scale, layer.v_scale)
-        if clear:
+        if plan.clear:
             out.zero_()
         decode = batch.max_q_len == 1
         self._forward(
@@ -130,9 +151,9 @@ class VllmXpuAttention:
             cu_seqlens_q=batch.q_starts,
             cu_seqlens_k=torch.zeros_like(batch.q_starts),  # unread where there are pages
             seqused_k=batch.kv_lens,
-            block_table=batch.block_table,
+            block_table=plan.tables,
             max_seqlen_q=batch.max_q_len,
-            max_seqlen_k=longest,
+            max_seqlen_k=plan.longest,
             is_causal=not decode,  # one query sees its whole context
             mix_batch=not decode,
             **self._options,

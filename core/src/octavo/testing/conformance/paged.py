@@ -57,8 +57,8 @@ def build(case: Case, layout: KVLayout, device: Device) -> Inputs:
     size, dtype = spec.block_size, getattr(torch, spec.dtype)
     lengths = [context + new for context, new in case.lens]
     blocks_of = [-(-length // size) for length in lengths]
-    num_blocks = 1 + sum(blocks_of) + 3
-    free = list(rng.permutation(np.arange(1, num_blocks)))
+    num_blocks = 1 + sum(blocks_of) + 4
+    free = list(rng.permutation(np.arange(1, num_blocks - 1)))
     tables = [[int(free.pop()) for _ in range(n)] for n in blocks_of]
     width = max(blocks_of) + 1
 
@@ -84,7 +84,9 @@ def build(case: Case, layout: KVLayout, device: Device) -> Inputs:
     starts = np.zeros(num_seqs + 1, np.int32)
     starts[1:] = np.cumsum([*(new for _, new in case.lens), *[0] * case.pad_seqs])
     kv_lens = np.array([*lengths, *[0] * case.pad_seqs], np.int32)
-    block_table = np.zeros((num_seqs, width), np.int32)
+    # As core's tables, a part of a wider one. Who takes its rows to lie side by side reads blocks of poison.
+    block_table = np.full((num_seqs, width + 3), num_blocks - 1, np.int32)
+    block_table[:, :width] = 0
     for row, table in enumerate(tables):
         block_table[row, : len(table)] = table
     slots = [
@@ -108,7 +110,7 @@ def build(case: Case, layout: KVLayout, device: Device) -> Inputs:
         max_kv_len=max(lengths),
         q_starts=put(starts),
         kv_lens=put(kv_lens),
-        block_table=put(block_table),
+        block_table=put(block_table)[:, :width],
         slots=put(np.array(slots, np.int64)),
         q_starts_host=starts,
         kv_lens_host=kv_lens,
