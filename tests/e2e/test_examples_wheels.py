@@ -71,7 +71,8 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Environmen
     folder = tmp_path_factory.mktemp("clean")
     venv.create(folder / "env", with_pip=True)
     python = folder / "env" / "bin" / "python"
-    pip = [python, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    # Twice quiet: of a failure, only its errors are shown.
+    pip = [python, "-m", "pip", "-qq", "--disable-pip-version-check"]
     examples = [EXAMPLES / name for name in NAMES]
     subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", folder / "wheels", *examples], check=True)
     wheels = sorted((folder / "wheels").glob("*.whl"))

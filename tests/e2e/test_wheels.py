@@ -23,7 +23,8 @@ def test_wheels_install_into_an_empty_environment_and_find_the_cpu_platform(tmp_
     venv.create(tmp_path / "env", with_pip=True)
     python = tmp_path / "env" / "bin" / "python"
     constraints = ROOT / ".ci" / "constraints.txt"
-    install = [python, "-m", "pip", "install", "--quiet", "--find-links", DIST, "--constraint", constraints]
+    # Twice quiet: of a failure, only its errors are shown.
+    install = [python, "-m", "pip", "install", "-qq", "--find-links", DIST, "--constraint", constraints]
     subprocess.run([*install, "octavo[cpu]"], check=True, timeout=1400)
     command = [python.with_name("octavo"), "plugin", "list", "--json"]
     listing = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120, cwd=tmp_path)
