@@ -187,6 +187,52 @@ def test_a_faulty_plugin_is_named_with_its_fault(install: Install, source: str, 
     assert caught.value.platform == "odd"
 
 
+MISTYPED = {
+    "api=1.0": "platform_info: api must be str, not 1.0",
+    'api="1.0", options={"level": 3}': "platform_info: options['level'] must be OptionSpec, not 3",
+    'api="1.0", backend="torch_acme"': "platform_info: backend must be tuple[str, ...], not 'torch_acme'",
+    'score="high"': "platform_probe: score must be int, not 'high'",
+    'devices=("gpu",)': "platform_probe: devices[0] must be DeviceDesc, not 'gpu'",
+    'devices=[DeviceDesc(name="gpu", numa="0")]': "platform_probe: devices[0].numa must be int | None, not '0'",
+    'reason=OSError("gone")': "platform_probe: reason must be str, not OSError('gone')",
+}
+"""Arguments of PlatformInfo or Probe -> what is said of them."""
+
+
+@pytest.mark.parametrize("arguments", MISTYPED)
+def test_a_wrongly_typed_field_is_one_broken_platform_and_hinders_no_other(install: Install, arguments: str) -> None:
+    info, probe = ("api='1.0'", arguments) if "platform_probe" in MISTYPED[arguments] else (arguments, "score=70")
+    install(
+        "odd",
+        f"""
+        from octavo.plugin import DeviceDesc, OptionSpec, PlatformInfo, Probe, hookimpl
+
+        @hookimpl
+        def platform_info():
+            return PlatformInfo(name="odd", version="7", device_type="cpu", {info})
+
+        @hookimpl
+        def platform_probe():
+            return Probe(available=True, {probe})
+
+        @hookimpl
+        def make_device(local_rank): ...
+        """,
+    )
+    install("fast", good("fast"))
+    [report] = [report for report in survey() if report.name == "odd"]
+    assert report.state == "broken"
+    assert f"octavo-odd 1.2) is broken: {MISTYPED[arguments]}; " in report.reason
+    assert select().name == "fast"
+
+
+def test_a_hook_that_refuses_by_an_error_for_users_is_a_state_too(install: Install) -> None:
+    source = good("picky").replace("return Probe(", 'from octavo.errors import ConfigError; raise ConfigError("no")\n#')
+    install("picky", source)
+    [report] = [report for report in survey() if report.name == "picky"]
+    assert (report.state, report.reason) == ("broken", "no")
+
+
 def test_the_version_is_judged_before_the_other_hooks(install: Install) -> None:
     source = good("new", api="1.99").replace("def make_device(local_rank)", "def make_device(brand_new_argument)")
     install("new", source + "\n@hookimpl\ndef brand_new_hook(): ...\n")

@@ -23,6 +23,7 @@ from octavo.errors import (
     PlatformError,
     PlatformIncompatibleError,
 )
+from octavo.fields import wrong_field
 from octavo.plugin import hookspecs
 from octavo.plugin.contracts import (
     Communicator,
@@ -125,10 +126,10 @@ class Plugin:
 
     @cached_property
     def info(self) -> PlatformInfo:
-        return self.checked("platform_info", PlatformInfo, self.call("platform_info"))
+        return self.filled_in("platform_info", PlatformInfo, self.call("platform_info"))
 
     def probe(self) -> Probe:
-        return self.checked("platform_probe", Probe, self.call("platform_probe"))
+        return self.filled_in("platform_probe", Probe, self.call("platform_probe"))
 
     def broken(self, reason: str) -> PlatformBrokenError:
         """The error for a fault of this plugin."""
@@ -152,6 +153,13 @@ class Plugin:
         if not isinstance(value, kind):
             raise self.broken(f"{hook} must return {kind.__name__}, not {type(value).__name__}")
         return value
+
+    def filled_in(self, hook: str, kind: type[T], value: object) -> T:
+        """`value` if it is a `kind`, a dataclass, and every field is what it should be. Raises as `checked`."""
+        answer = self.checked(hook, kind, value)
+        if wrong := wrong_field(answer):
+            raise self.broken(f"{hook}: {wrong}")
+        return answer
 
     def shaped(self, hook: str, protocol: Any, value: Any) -> Any:
         """`value` if it has every member of a Protocol. Raises PlatformBrokenError naming the hook otherwise."""
@@ -301,7 +309,7 @@ def import_pack(entry: EntryPoint) -> tuple[object, frozenset[str]]:
     dist, version = distribution(entry)
     module = import_entry(entry, dist, version)
     named = getattr(module, "PLATFORMS", None)
-    if not isinstance(named, set | frozenset | tuple | list):
+    if not isinstance(named, set | frozenset | tuple | list) or not all(isinstance(name, str) for name in named):
         raise PlatformBrokenError(
             f"kernel pack {entry.name!r} ({dist} {version}) is broken: PLATFORMS must be a set of names of "
             f"platforms, not {named!r}; update or uninstall {dist}"
@@ -361,9 +369,10 @@ def stated_api(module: object) -> str:
     """The API that a module's platform_info names; ours if it gives no readable answer, which is checked later."""
     try:
         info = module.platform_info()  # type: ignore[attr-defined]
-    except Exception:
+    except (Exception, SystemExit):
         info = None
-    return info.api if isinstance(info, PlatformInfo) else ".".join(map(str, PLUGIN_API))
+    readable = isinstance(info, PlatformInfo) and isinstance(info.api, str)
+    return info.api if readable else ".".join(map(str, PLUGIN_API))
 
 
 def protocol_members(protocol: type[Any]) -> Sequence[str]:

@@ -214,7 +214,7 @@ def _examine(entry: EntryPoint, *, skip: bool = False) -> _Candidate:
         probe = plugin.probe()
     except PlatformIncompatibleError as error:
         return _Candidate(report("incompatible", str(error)))
-    except PlatformError as error:
+    except OctavoError as error:  # whatever it is for, raised here it keeps the platform from being used
         return _Candidate(report("broken", str(error)))
     if not probe.available:
         return _Candidate(report("absent", probe.reason or "its hardware was not found", probe, plugin.info))

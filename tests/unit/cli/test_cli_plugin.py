@@ -34,6 +34,16 @@ def test_list_shows_every_platform_and_why_one_is_broken() -> None:
     assert "reference device (1.0 GiB)" in lines["refdev"]
 
 
+def test_an_error_of_several_lines_keeps_to_its_row(tmp_path: Path) -> None:
+    (tmp_path / "crashing_platform.py").write_text(
+        "raise ImportError('libacme.so:\\n  undefined symbol\\n\\nsee\\tldd')"
+    )
+    lines = CliRunner().invoke(main, ["plugin", "list"]).output.splitlines()
+    assert len(lines) == 1 + len(json.loads(CliRunner().invoke(main, ["plugin", "list", "--json"]).output))
+    [row] = [line for line in lines if line.split()[1] == "acme"]
+    assert "raised ImportError: libacme.so: undefined symbol see ldd; reinstall" in row
+
+
 def test_list_as_json() -> None:
     result = CliRunner().invoke(main, ["plugin", "list", "--json"])
     reports = {report["name"]: report for report in json.loads(result.output)}

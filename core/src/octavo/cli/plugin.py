@@ -30,7 +30,11 @@ def list_plugins(as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps([asdict(report) for report in reports], indent=2))
         return
-    rows = [(r.kind, r.name, r.dist, r.version, r.state, where(r) or "-", r.reason or "-") for r in reports]
+    rows = [
+        # An error may come in several lines; a plugin's row is one.
+        (r.kind, r.name, r.dist, r.version, r.state, where(r) or "-", " ".join(r.reason.split()) or "-")
+        for r in reports
+    ]
     click.echo(columns(("KIND", "NAME", "DISTRIBUTION", "VERSION", "STATE", "DEVICES", "REASON"), rows))
 
 
