@@ -19,8 +19,10 @@ from octavo_xpu.graphs import XpuGraphs
 from octavo_xpu.kernels import build
 
 
-def add_gpu(root: Path, number: int, *, pci: str, device: str, driver: str = "xe", gib: int = 0) -> None:
-    """One render node as the kernel shows it. gib: size of its largest PCI window."""
+def add_gpu(
+    root: Path, number: int, *, pci: str, device: str, driver: str = "xe", gib: int = 0, tiles: int = 1
+) -> None:
+    """One render node as the kernel shows it. gib: of its largest PCI window. tiles: 0 where the kernel shows none."""
     real = root / "devices" / pci
     real.mkdir(parents=True)
     (real / "vendor").write_text("0x8086\n" if driver != "amdgpu" else "0x1002\n")
@@ -28,6 +30,10 @@ def add_gpu(root: Path, number: int, *, pci: str, device: str, driver: str = "xe
     (real / "resource").write_text(f"0x{1 << 40:x} 0x{(1 << 40) + (gib << 30) - 1:x} 0x0\n0x0 0x0 0x0\n" if gib else "")
     (root / "drivers" / driver).mkdir(parents=True, exist_ok=True)
     (real / "driver").symlink_to(root / "drivers" / driver)
+    for tile in range(tiles):
+        (real / f"tile{tile}" / "gt0" if driver == "xe" else real / "drm" / "card1" / "gt" / f"gt{tile}").mkdir(
+            parents=True
+        )
     node = root / "drm" / f"renderD{number}"
     node.mkdir(parents=True)
     (node / "device").symlink_to(real)
@@ -37,7 +43,8 @@ def add_gpu(root: Path, number: int, *, pci: str, device: str, driver: str = "xe
 def sysfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "drm").mkdir()
     monkeypatch.setattr(drm, "SYSFS", tmp_path / "drm")
-    monkeypatch.delenv("ZE_AFFINITY_MASK", raising=False)
+    for name in (drm.VISIBLE, drm.HIERARCHY, drm.PCI_ORDER):
+        monkeypatch.delenv(name, raising=False)
     return tmp_path
 
 
@@ -68,13 +75,93 @@ def test_a_driver_that_tells_its_memory_is_believed(sysfs: Path) -> None:
     assert drm.gpus()[0].memory == 14 << 30
 
 
-@pytest.mark.parametrize(("mask", "left"), [("1", [1]), ("0,2", [0, 2]), ("1.0,1.1", [1]), ("7", []), ("", [0, 1, 2])])
+def add_cards(root: Path, count: int, *, tiles: int = 1, driver: str = "xe") -> None:
+    """Cards of one kind on buses 1, 2, ...: Arc B-series of 12 GiB, or of several tiles Data Center GPU Max of 128."""
+    arc = tiles == 1
+    for i in range(1, count + 1):
+        facts = {"pci": f"0000:0{i}:00.0", "device": "0xe20b" if arc else "0x0bd5", "gib": 12 if arc else 128}
+        add_gpu(root, 127 + i, **facts, tiles=tiles, driver=driver)
+
+
+def buses() -> list[int]:
+    """Of the devices that a process gets, with their numbers checked."""
+    found = drm.gpus()
+    assert [desc.index for desc in found] == list(range(len(found)))
+    assert octavo_xpu.platform_caps().max_world_size == max(1, len(found))
+    return [int(desc.pci.split(":")[1], 16) for desc in found]
+
+
+@pytest.mark.parametrize(
+    ("mask", "left"),
+    [("1", [2]), ("0, 2", [1, 3]), ("2,0", [1, 3]), ("1.0,1.1", [2]), ("1.1", []), ("7", []), ("", [1, 2, 3])],
+)
 def test_the_affinity_mask_hides_gpus(sysfs: Path, monkeypatch: pytest.MonkeyPatch, mask: str, left: list[int]) -> None:
-    for i in range(3):
-        add_gpu(sysfs, 128 + i, pci=f"0000:0{i}:00.0", device="0xe20b", gib=12)
+    add_cards(sysfs, 3)
     monkeypatch.setenv("ZE_AFFINITY_MASK", mask)
-    assert [desc.index for desc in drm.gpus()] == left
-    assert octavo_xpu.platform_caps().max_world_size == max(1, len(left))
+    assert buses() == left
+    assert octavo_xpu.platform_probe().reason.startswith("no Intel GPU") == (not left)
+
+
+@pytest.mark.parametrize("driver", drm.DRIVERS)
+@pytest.mark.parametrize(
+    ("mode", "mask", "left"),
+    [
+        ("", "", [1, 1, 2, 2]),  # Data Center GPU Max is FLAT where nothing is said
+        ("", "2,3", [2, 2]),
+        ("FLAT", "3,0", [1, 2]),
+        ("FLAT", "0.1,1", [1]),  # tiles are not devices of a card here
+        ("FLAT", "4", []),
+        ("COMBINED", "2", [2]),
+        ("COMPOSITE", "", [1, 2]),
+        ("COMPOSITE", "1", [2]),
+        ("COMPOSITE", "0.0,0.1", [1]),
+        ("COMPOSITE", "0.1,1", [1, 2]),
+        ("COMPOSITE", "2,3", []),
+        ("nonsense", "2", [2]),
+    ],
+)
+def test_tiles_are_devices_as_level_zero_has_them(
+    sysfs: Path, monkeypatch: pytest.MonkeyPatch, driver: str, mode: str, mask: str, left: list[int]
+) -> None:
+    add_cards(sysfs, 2, tiles=2, driver=driver)
+    monkeypatch.setenv("ZE_FLAT_DEVICE_HIERARCHY", mode)
+    monkeypatch.setenv("ZE_AFFINITY_MASK", mask)
+    assert buses() == left
+
+
+def test_the_memory_is_that_of_the_tiles_of_a_device(sysfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_cards(sysfs, 2, tiles=2)
+    assert [desc.memory >> 30 for desc in drm.gpus()] == [64, 64, 64, 64]
+    monkeypatch.setenv("ZE_FLAT_DEVICE_HIERARCHY", "COMPOSITE")
+    monkeypatch.setenv("ZE_AFFINITY_MASK", "0.1,1")
+    assert [desc.memory >> 30 for desc in drm.gpus()] == [64, 128]
+
+
+def test_a_mask_hides_nothing_where_tiles_are_not_known(sysfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_cards(sysfs, 2, tiles=0)
+    monkeypatch.setenv("ZE_AFFINITY_MASK", "2,3")
+    assert buses() == [1, 2]
+
+
+def test_integrated_gpus_are_left_out_where_there_is_a_discrete_one(
+    sysfs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_gpu(sysfs, 200, pci="0000:00:02.0", device="0x7d55", driver="i915")
+    assert buses() == [0]
+    add_cards(sysfs, 2)
+    assert buses() == [1, 2]
+    monkeypatch.setenv("ZE_AFFINITY_MASK", "1,2")  # Level Zero counts discrete ones first
+    assert buses() == [2]
+    monkeypatch.setenv("ZE_AFFINITY_MASK", "2")
+    assert buses() == [0]
+    monkeypatch.setenv("ZE_ENABLE_PCI_ID_DEVICE_ORDER", "1")
+    assert buses() == [2]
+
+
+def test_a_discrete_gpu_of_a_virtual_machine_may_be_where_integrated_ones_are(sysfs: Path) -> None:
+    add_gpu(sysfs, 128, pci="0000:00:02.0", device="0xe20b", gib=12)
+    add_gpu(sysfs, 129, pci="0000:00:05.0", device="0xe20b", gib=12)
+    assert buses() == [0, 0]
 
 
 def test_missing_software_is_named_one_after_the_other(sysfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,3 +274,4 @@ def test_this_torch_has_what_recording_and_launching_call() -> None:
         assert hasattr(torch.xpu, name)
     for name in ("capture_begin", "capture_end", "replay", "reset"):
         assert hasattr(torch.xpu.XPUGraph, name)
+    assert octavo_xpu.platform_caps().dist_backend in torch.distributed.Backend.backend_list
