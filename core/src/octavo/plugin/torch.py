@@ -159,15 +159,17 @@ class TorchDevice:
 class TorchCommunicator:
     """A `Communicator` over a process group of torch.distributed; core has initialised the default one.
 
+    device: this rank's. A barrier names it, as some backends would take one by the rank's number.
     Ranks in `src` and `dst` are places in the group. Tensors keep their dtype; all_reduce and broadcast work in place.
     Strided tensors are sent as contiguous copies: backends refuse them or, as gloo does, send what lies between.
     """
 
-    def __init__(self, spec: GroupSpec) -> None:
+    def __init__(self, spec: GroupSpec, device: torch.device | None = None) -> None:
         self.rank = spec.rank
         self.size = spec.size
         self.group = dist.new_group(list(spec.ranks), backend=spec.backend)
         self._ranks = spec.ranks
+        self._device_ids = None if device is None or device.index is None else [device.index]
 
     def all_reduce(self, t: Tensor) -> Tensor:
         if not t.is_contiguous():
@@ -209,7 +211,7 @@ class TorchCommunicator:
         return out
 
     def barrier(self) -> None:
-        dist.barrier(group=self.group)
+        dist.barrier(group=self.group, device_ids=self._device_ids)
 
     def close(self) -> None:
         dist.destroy_process_group(self.group)

@@ -328,7 +328,7 @@ def make_communicator(config: EngineConfig, platform: ActivePlatform, device: De
     peers.meet("model opened")
     peers.join(backend)
     group = GroupSpec(name="tp", ranks=tuple(range(size)), rank=config.parallel.rank, backend=backend)
-    comm = platform.make_communicator(group, device) or TorchCommunicator(group)
+    comm = platform.make_communicator(group, device) or TorchCommunicator(group, device.torch_device)
     with device.inference():
         open_channels(comm, device.torch_device)
     return comm

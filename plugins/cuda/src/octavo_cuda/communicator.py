@@ -38,8 +38,7 @@ class CudaCommunicator(TorchCommunicator):
     one_shot: OneShot | None = None
 
     def __init__(self, spec: GroupSpec, device: torch.device) -> None:
-        super().__init__(spec)
-        self._device = device
+        super().__init__(spec, device)
         if device.type == "cuda":
             self.one_shot = make_one_shot(self, device)
 
@@ -49,10 +48,6 @@ class CudaCommunicator(TorchCommunicator):
         if one_shot is not None and one_shot.takes(t):
             return one_shot(t)
         return super().all_reduce(t)
-
-    def barrier(self) -> None:
-        device_ids = [self._device.index] if self._device.type == "cuda" else None
-        dist.barrier(group=self.group, device_ids=device_ids)
 
     def close(self) -> None:
         self.one_shot = None

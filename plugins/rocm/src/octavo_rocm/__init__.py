@@ -6,11 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from octavo.plugin import (
-    Communicator,
     ConfigPatch,
     Device,
     GraphRunner,
-    GroupSpec,
     KernelRegistry,
     OptionSpec,
     PlatformCaps,
@@ -28,7 +26,7 @@ VERSION = "0.1.0"
 SCORE = 80
 
 LARGE_CARD = 64 << 30
-"""Bytes from which a card is run as a data-centre card: more rows at once, a smaller share left free."""
+"""Bytes from which a card is run as a data-centre card: more rows at once."""
 
 
 def on_or_off(text: str) -> bool:
@@ -90,7 +88,7 @@ def platform_caps(options: Mapping[str, object]) -> PlatformCaps:
         streams=True,
         triton=has_triton(),
         graph="capture",
-        # Torch's name for RCCL too.
+        # Torch's name for RCCL too; the collectives are core's own.
         dist_backend="nccl",
         collectives=frozenset(
             {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send", "recv"}
@@ -135,13 +133,6 @@ def register_kernels(registry: KernelRegistry, device: Device, caps: PlatformCap
     from octavo_rocm.ops import register
 
     register(registry, device, triton=caps.triton, hip=bool(caps.extras.get("hip_kernels", True)))
-
-
-@hookimpl
-def make_communicator(group: GroupSpec, device: Device) -> Communicator:
-    from octavo_rocm.communicator import RcclCommunicator
-
-    return RcclCommunicator(group, device.torch_device)
 
 
 @hookimpl

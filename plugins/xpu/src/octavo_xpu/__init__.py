@@ -6,10 +6,8 @@ import logging
 from typing import TYPE_CHECKING
 
 from octavo.plugin import (
-    Communicator,
     Device,
     GraphRunner,
-    GroupSpec,
     KernelRegistry,
     PlatformCaps,
     PlatformInfo,
@@ -62,6 +60,7 @@ def platform_caps() -> PlatformCaps:
         default_dtype="bfloat16",
         streams=True,
         graph="capture",
+        # oneCCL, by torch's name; the collectives are core's own.
         dist_backend="xccl",
         collectives=COLLECTIVES,
         max_world_size=max(1, len(gpus())),
@@ -90,13 +89,6 @@ def register_kernels(registry: KernelRegistry, device: Device) -> None:
     if reason := objection():
         log.warning("sampling and bookkeeping run on core's slower references: %s", reason)
     register(registry, device, triton=not reason)
-
-
-@hookimpl
-def make_communicator(group: GroupSpec, device: Device) -> Communicator:
-    from octavo_xpu.communicator import XpuCommunicator
-
-    return XpuCommunicator(group, device.torch_device)
 
 
 @hookimpl

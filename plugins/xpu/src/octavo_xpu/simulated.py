@@ -17,10 +17,10 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from octavo.plugin import DeviceDesc, GroupSpec, KernelRegistry, PlatformCaps, PlatformInfo, Probe, hookimpl
+from octavo.plugin import DeviceDesc, KernelRegistry, PlatformCaps, PlatformInfo, Probe, hookimpl
 
 if TYPE_CHECKING:
-    from octavo.plugin import Communicator, Device
+    from octavo.plugin import Device
     from octavo_xpu.device import SyclDevice
 
 MEMORY = 1 << 30
@@ -72,13 +72,6 @@ def register_kernels(registry: KernelRegistry, device: Device) -> None:
     from octavo_xpu.ops import register
 
     register(registry, device)
-
-
-@hookimpl
-def make_communicator(group: GroupSpec, device: Device) -> Communicator:
-    from octavo_xpu.communicator import XpuCommunicator
-
-    return XpuCommunicator(group, device.torch_device)
 
 
 @cache

@@ -241,7 +241,7 @@ def opened(lock: PlatformLock, rank: int, local_rank: int, pipe: Connection) -> 
     backend = platform.caps.dist_backend or "gloo"
     join(rank, SIZE, backend=backend, port=port, listener=listener)
     group = GroupSpec(name="tp", ranks=tuple(range(SIZE)), rank=rank, backend=backend)
-    return platform, device, platform.make_communicator(group, device) or TorchCommunicator(group)
+    return platform, device, platform.make_communicator(group, device) or TorchCommunicator(group, device.torch_device)
 
 
 def results(platform: ActivePlatform, device: Any, comm: Communicator, task: Task) -> Tensors:
