@@ -147,11 +147,6 @@ def cases() -> Iterator[tuple[str, bool, Callable[[], Any]]]:
                 a, w.view(torch.float8_e4m3fn), s, b, config=c
             ),
         )
-        yield (
-            f"gemv_fp8 bits {name}",
-            False,
-            lambda a=a, w=codes, s=scale, b=bias, c=config: gemv.gemv_fp8(a, w, s, b, config=c),
-        )
     many = torch.zeros(40, 1024, dtype=dtype)
     yield "skinny fp8", True, lambda: skinny.skinny(many, codes.view(torch.float8_e4m3fn), scale=scale, gate="silu")
     nibbles, groups = torch.zeros(512, 1100 // 32 * 32, dtype=torch.uint8), torch.zeros(512, 1100 // 32)

@@ -51,14 +51,6 @@ class GemvConfig:
 
 
 @triton.jit
-def _decode_fp8(bits):
-    """e4m3 bits to float32 by integer arithmetic (as fp16 bits, exponent bias 15 for 7): for chips without fp8."""
-    wide = bits.to(tl.uint16)
-    half = ((wide & 0x80) << 8) | ((wide & 0x7F) << 7)
-    return half.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
-
-
-@triton.jit
 def load_x(x_ptr, stride_x, k, M, K, ROWS: tl.constexpr, EXACT: tl.constexpr, dtype: tl.constexpr):
     """x of columns k as the product takes it: [len(k), ROWS] for the matrix unit, rows beyond M zero; [1, len(k)] for
     one row. EXACT: no column lies beyond K."""
@@ -85,7 +77,6 @@ def _gemv_kernel(
     stride_x,
     stride_w,
     K: tl.constexpr,
-    KIND: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     SPLIT_K: tl.constexpr,
@@ -122,8 +113,6 @@ def _gemv_kernel(
             w = tl.load(at, eviction_policy="evict_first")
         else:
             w = tl.load(at, mask=(k < K)[None, :], other=0.0, eviction_policy="evict_first")
-        if KIND == "fp8_bits":
-            w = _decode_fp8(w)
         x = load_x(x_ptr, stride_x, k, M, K, ROWS, EXACT, dtype)
         if DOT:
             acc = tl.dot(w.to(dtype), x, acc=acc, input_precision="ieee")
@@ -172,7 +161,6 @@ def make_counters(num_out: int, device: torch.device) -> Tensor:
 
 
 def _launch(
-    kind: str,
     x: Tensor,
     w: Tensor,
     scale: Tensor | None,
@@ -210,7 +198,6 @@ def _launch(
         x.stride(0),
         w.stride(0),
         K=num_in,
-        KIND=kind,
         BLOCK_N=config.block_n,
         BLOCK_K=config.block_k,
         SPLIT_K=config.split_k,
@@ -243,7 +230,7 @@ def gemv(
     float32. config: default `default_config`. counters: from `make_counters`; None: zeroed for this product.
     gate: a kind of `act_and_mul`, applied to the result: [M, N / 2]."""
     config = config or default_config(weight.shape[0], x.shape[1], x.shape[0])
-    return _launch("dense", x, weight, None, bias, config, counters, gate, overlap)
+    return _launch(x, weight, None, bias, config, counters, gate, overlap)
 
 
 def gemv_fp8(
@@ -257,8 +244,6 @@ def gemv_fp8(
     gate: str | None = None,
     overlap: Overlap = IN_ORDER,
 ) -> Tensor:
-    """`gemv` with weight [N, K] in float8_e4m3fn, or the same bits as uint8 (decoded by integer arithmetic, for chips
-    without fp8 conversions), times scale float32 [N] or [N, 1]."""
+    """`gemv` with weight [N, K] in 8-bit floats, times scale float32 [N] or [N, 1]."""
     config = config or default_config(weight.shape[0], x.shape[1], x.shape[0])
-    kind = "fp8_bits" if weight.dtype == torch.uint8 else "fp8"
-    return _launch(kind, x, weight, scale, bias, config, counters, gate, overlap)
+    return _launch(x, weight, scale, bias, config, counters, gate, overlap)
