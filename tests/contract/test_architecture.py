@@ -19,7 +19,10 @@ MAX_LINES = 400
 
 VENDOR = re.compile(
     r"torch\.(cuda|xpu|npu|hpu|mps|mtia)\b|torch_xla|torch_tpu|\bis_(cuda|rocm|xpu|tpu|cpu)\b"
-    r"|\b(cuda|nvidia|[abh][12]00|amd|rocm|hip|radeon|cdna|gfx\d+\w*|intel|xpu|tpu|habana|ascend|npu)\b",
+    r"|\b(cuda|nvidia|[abh][12]00|amd|rocm|hip|radeon|cdna|gfx\d+\w*|intel|xpu|tpu|habana|ascend|npu)\b"
+    # Their libraries, instruction sets and compilers.
+    r"|\b(cublas\w*|cudnn|cutlass|ptx\w*|nvml|flashinfer|hopper|blackwell|ampere|hipblas\w*|rocblas|miopen|aiter|mfma|wmma"
+    r"|sycl|opencl|spir-?v|onednn|mkl|ipex|dpas|amx|avx\w*|pallas|libtpu|xla|pjrt|stablehlo|[nrxh]ccl|oneccl)\b",
     re.IGNORECASE,
 )
 PLATFORM_NAME = re.compile(

@@ -17,8 +17,8 @@ if torch.cuda.is_available():
     pytest.skip("the kernels are interpreted on the host's memory", allow_module_level=True)
 
 from octavo.triton import linear_fp8
-from octavo.triton.linear_fp8 import PLAIN_TOKENS, SCHEME, SKINNY_TOKENS
-from octavo_cuda.fp8 import Fp8Linear
+from octavo.triton.linear_fp8 import PLAIN_TOKENS, SCHEME
+from octavo_cuda.fp8 import SKINNY_TOKENS, Fp8Linear
 
 N, K = 64, 96
 CARD = SimpleNamespace(type="cuda", torch_device=torch.device("cpu"), capability=(8, 9))

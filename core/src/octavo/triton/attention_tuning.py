@@ -32,7 +32,7 @@ class AttentionTuning:
     bound is that low, latency counts more than bandwidth.
     decode_rows: most query rows (tokens x heads of a group) per KV head in the decode kernel; fewer above head_dim 128.
     decode_fence: False promises that a barrier and one thread's release publish what the other threads of a program
-    stored before (memory models with cumulative release, such as PTX's); True is right everywhere and costs a little.
+    stored before, as memory models with cumulative release do; True is right everywhere and costs a little.
     prefill_rows, prefill_block: query rows and context tokens of a tile. prefill_warps, prefill_stages: launch options.
     prefill_programs_per_unit: programs of a prefill launch for each compute unit.
     """

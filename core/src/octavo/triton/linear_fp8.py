@@ -1,7 +1,7 @@
 """Linear layers in 8-bit floats: weights quantized at load, one scale a row; activations one scale a token.
 
     up to 8 tokens   y = gemv(x, W8) * scale_w             activations stay as they are: reading W8 is all the cost
-    up to 64         y = (x8 W8^T) * scale_x * scale_w     the stream-K kernel, which shares K out among programs
+    up to 64 or so   y = (x8 W8^T) * scale_x * scale_w     the stream-K kernel, which shares K out among programs
     more             likewise, by torch's product          on the fp8 matrix units, twice the rate of bfloat16
 
 With more than 8 tokens x comes quantized from the norm or the activation before it, where core can arrange that.
@@ -38,9 +38,6 @@ MULTIPLE = 16
 """What the row-wise product asks of N and K."""
 PLAIN_TOKENS = 8
 """Up to here decoding the weight costs less than quantizing the activations."""
-SKINNY_TOKENS = 64
-"""Up to here cuBLAS, which gives all of K to one program, takes longer: 43 us against 25 to 28 for a product of 4096
-outputs and 14336 inputs, where it was measured. Above, it wins all but the longest K."""
 ACT = torch.bfloat16
 
 
@@ -113,7 +110,7 @@ class Fp8Linear:
             cut = tuning.gemv(num_out, num_in, num_tokens)
             return gemv_fp8(x, w.weight, w.scale[0], bias, config=cut, **few)
         rows = self._rows(x, w)
-        if num_tokens <= SKINNY_TOKENS:
+        if num_tokens <= tuning.skinny_tokens:
             few |= {"scale": w.scale[0], "x_scale": rows.scale, "out_dtype": ACT}
             few["config"] = tuning.skinny(num_out, num_in, num_tokens, itemsize=1)
             return skinny(rows.values, w.weight, bias, **few)
@@ -123,7 +120,7 @@ class Fp8Linear:
     def apply_scaled(self, x: Tensor | ScaledRows, w: Fp8Weight, bias: Tensor | None) -> ScaledRows:
         """A gated product [T, N / 2], quantized; by the kernel that applies the gate, where that is one of its own."""
         assert w.gate is not None, "only gated products are asked for in fp8"
-        if x.shape[0] <= SKINNY_TOKENS:
+        if x.shape[0] <= w.tuning.skinny_tokens:
             return self._rows(self.apply(x, w, bias), w)
         product = self._product(self._rows(x, w), w, bias)
         return ScaledRows(*act_and_mul_fp8(product, w.gate, dtype=w.weight.dtype, overlap=w.tuning.overlap))

@@ -16,11 +16,13 @@ class ProductTuning:
     """Cuts by arithmetic; a platform that measured, or has other limits, overrides them.
 
     overlap: how kernels start, and the launch options of the target. units: compute units of the card, by default those
-    of the card on which the arithmetic was fitted.
+    of the card on which the arithmetic was fitted. skinny_tokens: up to how many the product in fp8 is `skinny`'s, at
+    most `skinny.MAX_ROWS`; torch's own makes those of more.
     """
 
     overlap: Overlap = field(default_factory=lambda: IN_ORDER)
     units: int = 132
+    skinny_tokens: int = 64
 
     def gemv(self, num_out: int, num_in: int, tokens: int) -> gemv.GemvConfig:
         """Of up to `gemv.MAX_ROWS` tokens, at least one."""

@@ -10,8 +10,8 @@ writes (weights, tables), and nothing else; every program of the kernel has to c
     x = tl.load(...)            # the result of the kernel before
 
 Where programs of a kernel leave sums for the last of them to add up, one thread of each counts it in, behind a barrier.
-Its release covers what other threads stored if barriers and releases are cumulative, as PTX's are, or if the barrier
-waits until memory has it. Where neither holds, each thread has to wait for its own before: `PUBLISH()`.
+Its release covers what other threads stored if the device's memory model makes barriers and releases cumulative, or if
+the barrier waits until memory has it. Where neither holds, each thread has to wait for its own before: `PUBLISH()`.
 Attention's decode kernel has a fence of its own, for devices without an instruction to wait with: atomics, which need
 memory for it (`AttentionTuning.decode_fence`).
 """

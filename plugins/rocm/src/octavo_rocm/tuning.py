@@ -63,9 +63,11 @@ ATTENTION: Mapping[str, AttentionTuning] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Tuning(ProductTuning):
-    """For one card. overlap carries the target's launch options of kernels with products."""
+    """For one card. overlap carries the target's launch options of kernels with products. skinny_tokens: a guess of
+    where hipBLASLt, which gives all of K to one program, catches up."""
 
     attention: AttentionTuning = AttentionTuning()
+    skinny_tokens: int = 64
 
     def gemv(self, num_out: int, num_in: int, tokens: int) -> gemv.GemvConfig:
         return for_waves(super().gemv(num_out, num_in, tokens))
