@@ -32,10 +32,18 @@ Tensor = torch.Tensor
 
 PACKAGE = "vllm_xpu_kernels"
 MODULE = f"{PACKAGE}._vllm_fa2_C"
-HEADS = (64, 96, 128, 192, 256)
 DTYPES = ("bfloat16", "float16")
-BLOCK = 16
-"""Pages hold a multiple of it."""
+COMPILED = {
+    (8, 64): ((16, 64), ()),
+    (8, 128): ((16, 32, 64), (16, 64)),
+    (8, 256): ((64,), ()),
+    (16, 64): ((16, 32, 64), ()),
+    (16, 128): ((16, 64), (16,)),
+}
+"""What its wheel holds of the kernels that its source would give; the operator raises at the first step without one.
+(query heads of a KV head that decoding takes at once, head size): pages without a window, pages with one."""
+PAGES = {16: "16", 32: "32", 64: "multiples of 64"}
+"""Tokens that its kernels read of a page at once -> the pages that they take."""
 UNBOUNDED = -1
 
 
@@ -68,12 +76,17 @@ class VllmXpuAttention:
             return no(f"reads a cache in the activations' dtype, not in {spec.kv_dtype}")
         if not spec.causal:
             return no("only causal attention is implemented")
-        if spec.head_dim not in HEADS:
-            return no(f"heads of {', '.join(map(str, HEADS))}, not {spec.head_dim}")
-        if spec.block_size % BLOCK:
-            return no(f"pages of multiples of {BLOCK} tokens, not {spec.block_size}")
+        if spec.softcap:
+            return no("its operator takes a softcap, but hands it to no kernel")
         if spec.sinks:
             return no("the dtype in which it takes sinks is not known here")
+        group = spec.num_heads // spec.num_kv_heads
+        pages = COMPILED.get((8 if group <= 8 else 16, spec.head_dim), ((), ()))[spec.window is not None]
+        what = f"heads of {spec.head_dim} in groups of {group}{'' if spec.window is None else ' with a window'}"
+        if not pages:
+            return no(f"its wheel has no kernel for {what}")
+        if (64 if spec.block_size % 64 == 0 else spec.block_size) not in pages:
+            return no(f"pages of {' or '.join(PAGES[page] for page in pages)} tokens for {what}, not {spec.block_size}")
         return YES
 
     @classmethod
@@ -104,7 +117,7 @@ class VllmXpuAttention:
             "zero_tensors": False,
             "window_size_left": left,
             "window_size_right": UNBOUNDED if spec.window is None else 0,
-            "softcap": spec.softcap or 0.0,
+            "softcap": 0.0,
             "return_softmax": False,
             "gen": None,
             "num_splits": None,
