@@ -37,6 +37,8 @@ Tensor = torch.Tensor
 BLOCK = 16
 UNBOUNDED = -1
 NO_SOFTCAP = -1.0
+WINDOW, SOFTCAP = 8, 1.0
+"""Of the test at load: they change every result by more than it allows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +72,9 @@ class IpexAttention:
             return no("takes no sinks")
         if spec.block_size % BLOCK:
             return no(f"pages of multiples of {BLOCK} tokens, not {spec.block_size}")
-        reason = objection(device.torch_device) or attention_objection(device.torch_device)
+        reason = objection(device.torch_device) or attention_objection(
+            device.torch_device, window=spec.window is not None, softcap=spec.softcap is not None
+        )
         return no(reason) if reason else YES
 
     @classmethod
@@ -106,22 +110,47 @@ class IpexAttention:
             slots = batch.slots[:num].to(torch.int32)
             self._paged.reshape_and_cache_flash(k[:num].contiguous(), v[:num].contiguous(), *cache, slots)
         out[num:].zero_()
-        window = UNBOUNDED if spec.window is None else spec.window - 1
-        softcap = spec.softcap or NO_SOFTCAP
-        self._paged.flash_attn_varlen_func(
+        attend(
             *(out[:num], q[:num].contiguous(), *cache, batch.q_starts[: plan.num_seqs + 1], plan.kv_starts),
-            *(batch.max_q_len, batch.max_kv_len, spec.scale, True, plan.tables, None, window, UNBOUNDED),
-            softcap=softcap,
+            *(batch.max_q_len, batch.max_kv_len, plan.tables),
+            scale=spec.scale,
+            window=spec.window,
+            softcap=spec.softcap,
         )
         return out
 
 
+def attend(
+    out: Tensor,
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    q_starts: Tensor,
+    kv_starts: Tensor,
+    longest_q: int,
+    longest_kv: int,
+    tables: Tensor,
+    *,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+) -> None:
+    """Its attention, into `out`. out, q [T, H, D]; keys, values: pages. int32: q_starts, kv_starts [S + 1], sums of
+    lengths; tables [S, blocks]."""
+    left = UNBOUNDED if window is None else window - 1
+    library().llm.modules.PagedAttention.flash_attn_varlen_func(
+        *(out, q, keys, values, q_starts, kv_starts, longest_q, longest_kv, scale, True, tables, None, left, UNBOUNDED),
+        softcap=softcap or NO_SOFTCAP,
+    )
+
+
 @cache
-def attention_objection(device: torch.device) -> str:
-    """Why its attention is of no use on a device: the test at load, of a prompt in chunks and of decoding."""
+def attention_objection(device: torch.device, *, window: bool = False, softcap: bool = False) -> str:
+    """Why its attention is of no use on a device: the test at load, of decoding and a part of a prompt. With a window
+    and a softcap for models that have them: a build that gets those wrong may serve others."""
     try:
         for dtype in DTYPES:
-            check_attention(device, dtype)
+            check_attention(device, dtype, window=WINDOW if window else None, softcap=SOFTCAP if softcap else None)
     except NoPackageError as error:
         return str(error)
     except Exception as error:  # whatever a foreign operator raises
@@ -129,7 +158,7 @@ def attention_objection(device: torch.device) -> str:
     return ""
 
 
-def check_attention(device: torch.device, dtype: str) -> None:
+def check_attention(device: torch.device, dtype: str, *, window: int | None, softcap: float | None) -> None:
     """Two sequences in a cache of strange order, by its operators and by dense attention. Raises NoPackageError."""
     heads, kv_heads, size, lengths = 4, 2, 64, (21, 37)
     generator, kind = torch.Generator().manual_seed(0), getattr(torch, dtype)
@@ -144,16 +173,16 @@ def check_attention(device: torch.device, dtype: str) -> None:
     places = [[int(tables[s, t // BLOCK]) * BLOCK + t % BLOCK for t in range(n)] for s, n in enumerate(lengths)]
     slots = torch.tensor([place for of in places for place in of], dtype=torch.int32, device=device)
     paged.reshape_and_cache_flash(torch.cat(k), torch.cat(v), *cache, slots)
-    expected = [dense(*of, size**-0.5) for of in zip(q, k, v, strict=True)]
-    starts = torch.tensor([0, 9, 24], dtype=torch.int32, device=device)  # the last 9 and the last 15 queries
+    facts: dict[str, Any] = {"scale": size**-0.5, "window": window, "softcap": softcap}
+    expected = [dense(*of, **facts) for of in zip(q, k, v, strict=True)]
+    # Of the first the last query, of the second the last 15.
+    starts = torch.tensor([0, 1, 16], dtype=torch.int32, device=device)
     kv_starts = torch.tensor([0, 21, 58], dtype=torch.int32, device=device)
-    out = torch.empty(24, heads, size, dtype=kind, device=device)
-    asked = torch.cat([q[0][-9:], q[1][-15:]])
-    paged.flash_attn_varlen_func(
-        *(out, asked, *cache, starts, kv_starts, 15, 37, size**-0.5, True, tables, None, UNBOUNDED, UNBOUNDED),
-        softcap=NO_SOFTCAP,
-    )
-    close("flash_attn_varlen_func", dtype, out.float().cpu(), torch.cat([expected[0][-9:], expected[1][-15:]]))
+    out = torch.empty(16, heads, size, dtype=kind, device=device)
+    asked = torch.cat([q[0][-1:], q[1][-15:]])
+    attend(out, asked, cache[0], cache[1], starts, kv_starts, 15, 37, tables, **facts)
+    name = "flash_attn_varlen_func" + (" with a window" if window else "") + (" with a softcap" if softcap else "")
+    close(name, dtype, out.float().cpu(), torch.cat([expected[0][-1:], expected[1][-15:]]))
 
 
 def for_gpus() -> bool:
@@ -168,10 +197,15 @@ def pages(cache: Tensor) -> Tensor:
     return seen
 
 
-def dense(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+def dense(q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None, softcap: float | None) -> Tensor:
     """Causal attention of a whole sequence in float32, on the host. q [T, H, D]; k, v [T, Hkv, D]."""
     q, k, v = (t.float().cpu() for t in (q, k, v))
     k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for t in (k, v))
     scores = torch.einsum("qhd,khd->hqk", q, k) * scale
-    scores.masked_fill_(torch.ones(len(q), len(k), dtype=torch.bool).triu(1), float("-inf"))
+    if softcap:
+        scores = softcap * (scores / softcap).tanh()
+    seen = torch.ones(len(q), len(k), dtype=torch.bool).tril()
+    if window:
+        seen = seen.triu(1 - window)
+    scores.masked_fill_(~seen, float("-inf"))
     return torch.einsum("hqk,khd->qhd", scores.softmax(-1), v)

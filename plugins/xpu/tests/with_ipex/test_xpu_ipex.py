@@ -5,6 +5,7 @@ It needs torch 2.8, so an environment of its own: `make test-xpu-ipex`. Without 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,7 @@ from octavo.ops.bind import KernelTable
 from octavo.ops.catalogue import CATALOGUE, DEFAULT_TOLERANCE
 from octavo.plugin import AttentionSpec, AttnLayer, BatchLimits, OpContext
 from octavo.plugin.torch import TorchDevice
-from octavo.testing.conformance.paged import Case, build, dense, kv_spec_of
+from octavo.testing.conformance.paged import Case, Inputs, build, dense, kv_spec_of
 from octavo_xpu import attention_ipex, ipex_kernels
 from octavo_xpu.attention_ipex import IpexAttention
 
@@ -60,18 +61,40 @@ def test_other_heads_and_blocks(kind: dict[str, Any]) -> None:
     check(spec("bfloat16", **kind), DECODES, 0)
 
 
+@pytest.mark.parametrize("dtype", ALLOWED)
+@pytest.mark.parametrize("kind", [{"window": 8}, {"softcap": 3.0}, {"window": 8, "softcap": 3.0}], ids=str)
+def test_windows_and_softcaps(dtype: str, kind: dict[str, Any]) -> None:
+    check(spec(dtype, **kind), MIXED, 2)
+    check(spec(dtype, **kind), DECODES, 0)
+
+
+def test_tables_that_are_a_part_of_wider_ones_are_read_row_by_row() -> None:
+    of = spec("float32")
+    case = Case(spec=of, lens=DECODES)
+    inputs = build(case, IpexAttention.kv_layout(kv_spec_of(of)), HOST)
+    assert not inputs.batch.block_table.is_contiguous()
+    plan = IpexAttention(of, LIMITS, HOST).plan(inputs.batch, graph=False)
+    assert error_of(case, inputs, plan) <= ALLOWED["float32"]
+    as_it_lies = replace(plan, tables=inputs.batch.block_table[: plan.num_seqs])
+    assert error_of(case, inputs, as_it_lies) > 0.1, "the operator reads strides now: need the plan copy tables?"
+
+
 def check(of: AttentionSpec, lens: Any, padding: int) -> None:
     assert IpexAttention.supports(of, HOST).ok
     case = Case(spec=of, lens=lens, pad_tokens=padding, pad_seqs=padding)
     inputs = build(case, IpexAttention.kv_layout(kv_spec_of(of)), HOST)
-    backend = IpexAttention(of, LIMITS, HOST)
-    plan = backend.plan(inputs.batch, graph=False)
-    out = torch.full_like(inputs.q, float("nan"))
-    found = backend.run(AttnLayer(index=0), inputs.q, inputs.k, inputs.v, inputs.kv, plan, out)
-    expected = dense(case, inputs)
-    error = (found[: case.num_tokens].float() - expected).abs().max() / expected.abs().max()
+    error = error_of(case, inputs, IpexAttention(of, LIMITS, HOST).plan(inputs.batch, graph=False))
     assert error <= ALLOWED[of.dtype], f"{error:.2e}"
-    assert (found[case.num_tokens :] == 0).all(), "padding tokens are zero"
+
+
+def error_of(case: Case, inputs: Inputs, plan: attention_ipex.IpexPlan) -> float:
+    """Largest error, as a share of the largest number; padding tokens are checked to be zero."""
+    out = torch.full_like(inputs.q, float("nan"))
+    backend = IpexAttention(case.spec, LIMITS, HOST)
+    found = backend.run(AttnLayer(index=0), inputs.q, inputs.k, inputs.v, inputs.kv, plan, out)
+    assert (found[case.num_tokens :] == 0).all()
+    expected = dense(case, inputs)
+    return float((found[: case.num_tokens].float() - expected).abs().max() / expected.abs().max())
 
 
 @pytest.mark.parametrize("dtype", ALLOWED)
@@ -99,6 +122,29 @@ def test_a_wrong_result_at_load_is_refused_by_name(forgotten: Any, monkeypatch: 
     answer = IpexAttention.supports(spec("bfloat16"), HOST)
     assert not answer.ok
     assert "flash_attn_varlen_func of intel-extension-for-pytorch is wrong in bfloat16" in answer.reason
+
+
+@pytest.mark.parametrize(
+    ("changes", "argument", "ignored"), [({"window": 8}, 12, -1), ({"softcap": 30.0}, "softcap", -1.0)], ids=str
+)
+def test_a_build_that_ignores_windows_or_softcaps_is_refused_for_models_that_have_them(
+    forgotten: Any, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], argument: int | str, ignored: float
+) -> None:
+    paged = ipex_kernels.library().llm.modules.PagedAttention
+    right = paged.flash_attn_varlen_func
+
+    def partial(*args: Any, **more: Any) -> None:
+        if isinstance(argument, int):
+            args = (*args[:argument], ignored, *args[argument + 1 :])
+        else:
+            more[argument] = ignored
+        right(*args, **more)
+
+    monkeypatch.setattr(paged, "flash_attn_varlen_func", partial)
+    answer = IpexAttention.supports(spec("bfloat16", **changes), HOST)
+    assert not answer.ok
+    assert f"with a {next(iter(changes))} of intel-extension-for-pytorch is wrong" in answer.reason
+    assert IpexAttention.supports(spec("bfloat16"), HOST).ok
 
 
 def test_an_operator_that_raises_is_refused_by_name(forgotten: Any, monkeypatch: pytest.MonkeyPatch) -> None:
