@@ -16,6 +16,10 @@ FEATURES = (
 )
 """(capability, field that asks for it, the flag that stops asking: none if leaving its own out does)."""
 
+WORDS = frozenset({"structured", *(capability for capability, _, _ in FEATURES)})
+"""What a platform may claim. Structured outputs ask nothing of it: they are masks of logits, and the op that applies
+them has a reference."""
+
 
 def negotiate(config: EngineConfig, caps: PlatformCaps) -> tuple[EngineConfig, list[str]]:
     """The config without what the platform lacks, and one line per dropped feature.

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -57,6 +59,19 @@ def new(name: str) -> None:
     )
 
 
+def in_a_folder(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
+    """Refuse a file that could not be written once the kit has run."""
+    if path is not None and not path.absolute().parent.is_dir():
+        raise click.BadParameter(f"there is no folder {str(path.parent)!r}")
+    return path
+
+
+def to_write(name: str, *, help: str) -> Callable[[Any], Any]:
+    """An option that names a file to write."""
+    kind = click.Path(dir_okay=False, writable=True, path_type=Path)
+    return click.option(name, type=kind, callback=in_a_folder, help=help)
+
+
 @plugin.command()
 @click.argument("name")
 @click.option(
@@ -70,7 +85,7 @@ def new(name: str) -> None:
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="conformance.toml; by default the one in the current folder, if any.",
 )
-@click.option("--report", type=click.Path(path_type=Path), help="Where to write conformance.json.")
+@to_write("--report", help="Where to write conformance.json.")
 @click.option(
     "--jobs",
     type=click.IntRange(min=1),
@@ -83,7 +98,7 @@ def new(name: str) -> None:
     is_flag=True,
     help="Run only what needs no device, for a machine that has none; it reaches no level.",
 )
-@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Where to write the report as a page.")
+@to_write("--html", help="Where to write the report as a page.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON and nothing else.")
 def check(
     name: str,

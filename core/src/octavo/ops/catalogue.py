@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from inspect import signature
 from typing import Any
 
 
@@ -15,6 +16,7 @@ class OpDef:
     samples: (dtype) -> argument tuples that cover its shapes, for conformance tests; made with a fixed seed.
     tolerance: absolute and relative error allowed against the float32 reference, by dtype name.
     params: sample arguments -> what a model says of them when it binds the op (`OpContext.params`).
+    given_up: names of arguments that the caller does not read again, so that a kernel may leave anything in them.
     parts: for a composite, names of the ops it is made of; then `reference(ops, ...)` takes them, bound, first.
     """
 
@@ -23,7 +25,13 @@ class OpDef:
     samples: Callable[[str], Iterable[tuple[Any, ...]]]
     tolerance: Mapping[str, float] = field(default_factory=dict)
     params: Callable[[tuple[Any, ...]], Mapping[str, object]] = lambda sample: {}
+    given_up: frozenset[str] = frozenset()
     parts: tuple[str, ...] = ()
+
+    @property
+    def arguments(self) -> list[str]:
+        """Names of the op's arguments, in order."""
+        return list(signature(self.reference).parameters)[bool(self.parts) :]
 
     def build(self, bound: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
         """The reference of a composite over bound parts."""

@@ -81,6 +81,7 @@ define(
     OpDef(
         name="add_rms_norm",
         params=_size,
+        given_up=frozenset({"x", "residual"}),
         reference=add_rms_norm,
         samples=_add_rms_norm_samples,
         tolerance=DEFAULT_TOLERANCE,
@@ -91,6 +92,7 @@ define(
     OpDef(
         name="add_rms_norm_fp8",
         params=_size,
+        given_up=frozenset({"x", "residual"}),
         reference=add_rms_norm_fp8,
         samples=_add_rms_norm_samples,
         # A value between two codes may go to either, and neighbours lie 1/8 apart.

@@ -32,5 +32,6 @@ define(
         samples=_samples,
         tolerance=DEFAULT_TOLERANCE,
         params=lambda sample: {"size": sample[0].shape[-1]},
+        given_up=frozenset({"x", "residual"}),
     )
 )

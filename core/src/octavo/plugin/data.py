@@ -112,7 +112,7 @@ class PlatformCaps:
     fp8: fp8 formats that the matrix units multiply; triton: Triton's kernels run here. Both are told to kernel packs.
     graph: "capture" (replay of recorded steps), "aot" (compiled ahead), or "none".
     shapes: "bucketed" pads every step to `buckets`.
-    features: "lora", "prefix_cache", "chunked_prefill", "spec_decode", "structured", "sleep", ... .
+    features: of "prefix_cache", "chunked_prefill", "spec_decode", "structured".
         "spec_decode": a decode may have a few tokens, as attention takes any number of them for each sequence.
     extras: opaque to core.
     """

@@ -10,12 +10,14 @@ import multiprocessing
 import pickle
 import subprocess
 import sys
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 import torch
 
 from octavo.config import make_config
+from octavo.features import WORDS
+from octavo.plugin import PlatformCaps
 from octavo.plugin.version import refusal
 from octavo.testing.conformance.subject import ENVIRONMENT, Subject, absence, needs_device
 
@@ -23,16 +25,20 @@ pytestmark = pytest.mark.no_device
 
 HEAVY = ("torch", "transformers", "triton", "jax", "tensorflow", "numba")
 
+NUM_MORE_PROBES = 3
+
 OPEN = """
 import json, os, sys, time
 import octavo.discovery as discovery
-environment, start = dict(os.environ), time.process_time()
+environment, start = dict(os.environ), time.perf_counter()
 plugin = discovery.installed({name!r})._plugin
-first, second = plugin.probe(), plugin.probe()
+first = plugin.probe()
+seconds = time.perf_counter() - start
+second = plugin.probe()
 print(json.dumps({{
     "heavy": [name for name in {heavy!r} if name in sys.modules],
     "environment": sorted(key for key in {{*environment, *os.environ}} if environment.get(key) != os.environ.get(key)),
-    "seconds": (time.process_time() - start) / 3,
+    "seconds": seconds,
     "same": first == second,
 }}))
 """
@@ -42,6 +48,10 @@ print(json.dumps({{
 def opened(subject: Subject) -> dict[str, object]:
     """What a fresh process sees when it imports and probes the platform."""
     assert subject.platform is not None
+    return open_afresh(subject)
+
+
+def open_afresh(subject: Subject) -> dict[str, object]:
     return run_fresh(OPEN.format(name=subject.name, heavy=HEAVY))
 
 
@@ -63,8 +73,13 @@ def test_import_and_probe_leave_the_environment_alone(opened: dict[str, object])
 
 
 def test_probe_is_quick(subject: Subject, opened: dict[str, object]) -> None:
-    limit = subject.settings.max_seconds.get("probe", 1.0)
-    assert float(str(opened["seconds"])) < limit, "import plus probe must be quick: every command line waits for it"
+    limit = subject.settings.limit("probe")
+    seconds = float(str(opened["seconds"]))
+    for _ in range(NUM_MORE_PROBES):
+        # What else the machine does takes time too, but not every time.
+        if seconds >= limit:
+            seconds = min(seconds, float(str(open_afresh(subject)["seconds"])))
+    assert seconds < limit, f"import plus probe took {seconds:.2f} s of {limit:g}: every command line waits for it"
 
 
 def test_probe_gives_the_same_answer_twice(opened: dict[str, object]) -> None:
@@ -109,6 +124,10 @@ def test_capabilities_are_well_formed(subject: Subject) -> None:
     for name in caps.kv_dtypes:
         known = name == "auto" or isinstance(getattr(torch, name, None), torch.dtype)
         assert known, f"kv_dtypes: torch's names or 'auto', not {name!r}"
+    for name in ("graph", "shapes"):
+        words = get_args(get_type_hints(PlatformCaps)[name])
+        assert getattr(caps, name) in words, f"{name}: of {', '.join(words)}, not {getattr(caps, name)!r}"
+    assert caps.features <= WORDS, f"features: of {', '.join(sorted(WORDS))}, not {sorted(caps.features - WORDS)}"
     assert caps.fp8 <= FP8, f"fp8: of {', '.join(sorted(FP8))}"
     assert caps.collectives <= COLLECTIVES, f"collectives: of {', '.join(sorted(COLLECTIVES))}"
     assert caps.max_world_size >= 1
