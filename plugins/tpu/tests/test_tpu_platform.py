@@ -137,7 +137,6 @@ def test_a_runtime_that_is_not_there_is_named_with_what_to_install(monkeypatch: 
 
 def test_only_torch_xla_divides_a_model_over_chips() -> None:
     caps = octavo_tpu.platform_caps({**OPTIONS, "runtime": "torch_tpu", "chips": 4})
-    assert octavo_tpu.platform_launch(caps).devices_per_worker == 4
     with pytest.raises(RuntimeError, match="chips=4: only --platform-opt runtime=torch_xla"):
         octavo_tpu.make_device(0, caps)
     with pytest.raises(ValueError, match="at least 1"):

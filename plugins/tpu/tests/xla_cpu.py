@@ -24,10 +24,10 @@ from pathlib import Path
 
 import octavo_tpu
 from octavo.plugin import Device, PlatformCaps, PlatformInfo, Probe, hookimpl
-from octavo_tpu import kv_layout, make_graph_runner, platform_configure, platform_launch, register_kernels
+from octavo_tpu import kv_layout, make_graph_runner, platform_configure, register_kernels
 from octavo_tpu.runtimes import TORCH_TPU, open_device
 
-__all__ = ["kv_layout", "make_graph_runner", "platform_configure", "platform_launch", "register_kernels"]
+__all__ = ["kv_layout", "make_graph_runner", "platform_configure", "register_kernels"]
 
 MEMORY = 2 << 30
 REAL = "OCTAVO_TEST_PJRT"

@@ -19,7 +19,6 @@ from octavo.plugin import (
     PlatformInfo,
     Probe,
     ScheduleLimits,
-    WorkerLaunch,
     hookimpl,
 )
 from octavo_tpu.runtimes import NEEDED, TORCH_XLA, Runtime, choose, missing_software, open_device, runtime_choice
@@ -120,11 +119,6 @@ def platform_configure(config: EngineConfig, caps: PlatformCaps) -> Sequence[Con
             ConfigPatch(field="scheduler.max_num_batched_tokens", value=BUCKETS.num_tokens[-1], reason=compiled)
         )
     return patches
-
-
-@hookimpl
-def platform_launch(caps: PlatformCaps) -> WorkerLaunch:
-    return WorkerLaunch(devices_per_worker=int(str(caps.extras["chips"])))
 
 
 @hookimpl

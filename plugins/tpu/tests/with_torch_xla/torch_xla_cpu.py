@@ -16,10 +16,10 @@ from importlib.util import find_spec
 
 import octavo_tpu
 from octavo.plugin import Device, PlatformCaps, PlatformInfo, Probe, hookimpl
-from octavo_tpu import kv_layout, make_graph_runner, platform_configure, platform_launch, register_kernels
+from octavo_tpu import kv_layout, make_graph_runner, platform_configure, register_kernels
 from octavo_tpu.runtimes import TORCH_XLA, open_device
 
-__all__ = ["kv_layout", "make_graph_runner", "platform_configure", "platform_launch", "register_kernels"]
+__all__ = ["kv_layout", "make_graph_runner", "platform_configure", "register_kernels"]
 
 MEMORY = 2 << 30
 
