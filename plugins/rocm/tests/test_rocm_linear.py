@@ -254,7 +254,7 @@ def test_every_registered_op_is_in_the_catalogue() -> None:
     registered = {name for name in CATALOGUE if table.providers(name)}
     assert registered >= {"rms_norm", "add_rms_norm", "qkv_norm_rope_write", "act_and_mul", "sample", "greedy"}
     names = [cls.name for cls in table.classes("linear")]
-    assert names == ["fp8_fnuz", "fp8", "int4", "hip", "gguf", "triton", "hipblaslt"]
+    assert names == ["fp8_fnuz", "fp8", "int4", "gguf", "hip", "triton", "hipblaslt"]
     assert [cls.name for cls in table.classes("attention")] == ["triton"]
     assert not table.providers("add_rms_norm_fp8"), "core's quantized rows are OCP's, which a gfx942 does not multiply"
     ocp = KernelTable()
@@ -265,6 +265,24 @@ def test_every_registered_op_is_in_the_catalogue() -> None:
     assert taken["gfx942"] == ["fp8_fnuz"]
     assert taken["gfx950"] == taken["gfx1201"] == ["fp8"]
     assert FnuzLinear.scaled_rows_from == math.inf
+
+
+@pytest.mark.parametrize(
+    ("packing", "kernel"),
+    [
+        ("", "hip"),
+        ("gguf:Q8_0", "gguf"),
+        ("gguf:Q4_0", "int4"),
+        ("gguf:Q4_K", "int4"),
+        ("online:int4", "int4"),
+        ("gguf:Q6_K", "hip"),
+    ],
+)
+def test_weights_stay_packed_where_a_kernel_reads_them(on_host: list[str], packing: str, kernel: str) -> None:
+    table = KernelTable()
+    register(table, Card(), triton=True, hip=True)  # type: ignore[arg-type]
+    wanted = spec(scheme=core_scheme(packing) if packing else None)
+    assert table.linear_kernel(wanted, Card()).name == kernel  # type: ignore[arg-type]
 
 
 def test_without_triton_and_hip_only_the_library_multiplies(caplog: pytest.LogCaptureFixture) -> None:

@@ -4,7 +4,7 @@
     more             unpacked into a temporary by the same kernels, then hipBLASLt
 
 The 4-bit ones are served by `int4` by default, which has a kernel of its own for up to 256 tokens, at 5 bits a weight
-instead of 4.5: `--kernel linear=gguf` takes these.
+instead of 4.5: `--kernel linear=gguf` takes these, in a file that has no other types.
 
 Shapes: T tokens, K in_features, N out_features.
 """

@@ -18,8 +18,9 @@ def register(registry: KernelRegistry, device: Device, *, triton: bool, hip: boo
     """Register every kernel. triton: whether Triton is installed. hip: whether HIP kernels may be compiled."""
     registry.linear(HipblasltLinear, priority=10)
     if hip:
+        # First, as `hip` would take the same weights unpacked.
+        registry.linear(GgufLinear, priority=26)
         registry.linear(HipLinear, priority=25)
-        registry.linear(GgufLinear, priority=25)
     if not triton:
         log.warning(
             "Triton is not installed: attention and small ops run on core's slow references; pip install triton"
