@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -10,16 +11,19 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from octavo.errors import ConfigError
 from octavo.ops.bind import KernelTable
-from octavo.plugin import OpContext
 from octavo.plugin.version import refusal
-from octavo_rocm import aiter_pack
+from octavo_rocm import aiter_ops, aiter_pack
 
 HOST: Any = SimpleNamespace(type="cuda", torch_device=torch.device("cpu"))
 
 
+OPS: dict[str, dict[str, object]] = {"rms_norm": {}, "add_rms_norm": {}, "act_and_mul": {"kind": "silu"}}
+
+
 @pytest.fixture
-def aiter(monkeypatch: pytest.MonkeyPatch) -> Any:
+def aiter(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     module: Any = ModuleType("aiter")
     module.__spec__ = SimpleNamespace(name="aiter")
 
@@ -35,42 +39,69 @@ def aiter(monkeypatch: pytest.MonkeyPatch) -> Any:
     module.rmsnorm2d_fwd_with_add = add
     module.silu_and_mul = silu_and_mul
     monkeypatch.setitem(sys.modules, "aiter", module)
-    return module
+    forget()
+    yield module
+    forget()
 
 
-def registered() -> KernelTable:
-    table = KernelTable()
+def forget() -> None:
+    aiter_ops.library.cache_clear()
+    aiter_ops.objection.cache_clear()
+
+
+def registered(**forced: str) -> KernelTable:
+    table = KernelTable(forced=forced)
     aiter_pack.register_kernels(table, HOST)
     return table
 
 
-def test_without_the_package_nothing_is_registered_and_nothing_said(caplog: pytest.LogCaptureFixture) -> None:
+def bound(table: KernelTable, name: str, dtype: str = "bfloat16", **params: object) -> Any:
+    return table.bind(name, dtype=dtype, device=HOST, params=OPS[name] | params)
+
+
+def test_without_the_package_nothing_is_registered() -> None:
     assert not registered().providers("rms_norm")
-    assert not caplog.text
 
 
 def test_ops_are_offered_behind_those_that_are_measured(aiter: Any) -> None:
     table = registered()
-    for name in ("rms_norm", "add_rms_norm", "act_and_mul"):
+    for name in OPS:
         [provider] = table.providers(name)
         assert (provider.provider, provider.priority) == ("aiter", 5)
-    context = OpContext(op="act_and_mul", dtype="bfloat16", device_type="cuda", params={"kind": "gelu"})
-    assert aiter_pack.takes_silu(context).reason == "computes silu, not gelu"
-    assert not aiter_pack.takes_half(OpContext(op="rms_norm", dtype="float32", device_type="cuda")).ok
+        assert bound(table, name) is getattr(aiter_ops, name)
+    with pytest.raises(ConfigError, match="computes silu, not gelu"):
+        bound(registered(act_and_mul="aiter"), "act_and_mul", kind="gelu")
+    with pytest.raises(ConfigError, match="not float32"):
+        bound(registered(rms_norm="aiter"), "rms_norm", "float32")
+
+
+def test_the_package_is_neither_imported_nor_tested_until_it_is_asked_for(
+    aiter: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    imported: list[str] = []
+    monkeypatch.setattr(aiter_ops, "import_module", lambda name: imported.append(name) or aiter)
+    activate, activated = aiter.silu_and_mul, []
+    aiter.silu_and_mul = lambda out, input: activated.append(1) or activate(out, input)
+    table = registered()
+    table.op("rms_norm", len, provider="measured", priority=10)
+    assert bound(table, "rms_norm") is len
+    assert not imported
+    assert bound(table, "add_rms_norm") is aiter_ops.add_rms_norm
+    assert bound(table, "act_and_mul") is aiter_ops.act_and_mul
+    assert imported == ["aiter"]
+    assert len(activated) == 1, "one test serves all ops"
 
 
 def test_no_rows_are_no_launch(aiter: Any) -> None:
-    from octavo_rocm.aiter_ops import AiterOps
-
-    ops, none = AiterOps(), torch.empty(0, 64)
+    none = torch.empty(0, 64)
     aiter.rms_norm = aiter.silu_and_mul = None
-    assert ops.rms_norm(none, torch.ones(64), 1e-5).shape == (0, 64)
-    assert ops.act_and_mul(none, "silu").shape == (0, 32)
-    assert [t.shape for t in ops.add_rms_norm(none, none, torch.ones(64), 1e-5)] == [(0, 64)] * 2
+    assert aiter_ops.rms_norm(none, torch.ones(64), 1e-5).shape == (0, 64)
+    assert aiter_ops.act_and_mul(none, "silu").shape == (0, 32)
+    assert [t.shape for t in aiter_ops.add_rms_norm(none, none, torch.ones(64), 1e-5)] == [(0, 64)] * 2
 
 
 @pytest.mark.parametrize("name", ["rms_norm", "rmsnorm2d_fwd_with_add", "silu_and_mul"])
-def test_a_package_that_is_wrong_is_named_and_not_used(aiter: Any, name: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_package_that_is_wrong_is_named_and_not_used(aiter: Any, name: str) -> None:
     right = getattr(aiter, name)
 
     def wrong(first: Any, *rest: Any) -> Any:
@@ -78,14 +109,15 @@ def test_a_package_that_is_wrong_is_named_and_not_used(aiter: Any, name: str, ca
         return first.mul_(1.1) if y is None else y * 1.1
 
     setattr(aiter, name, wrong)
-    assert not registered().providers("rms_norm")
-    assert "self-test" in caplog.text
+    assert bound(registered(), "rms_norm") is not aiter_ops.rms_norm
+    with pytest.raises(ConfigError, match=r"--kernel rms_norm=aiter: .* of AITER fails its self-test"):
+        bound(registered(rms_norm="aiter"), "rms_norm")
 
 
-def test_a_package_that_lacks_a_function_is_named(aiter: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_package_that_lacks_a_function_is_named(aiter: Any) -> None:
     del aiter.silu_and_mul
-    assert not registered().providers("rms_norm")
-    assert "cannot be loaded" in caplog.text
+    with pytest.raises(ConfigError, match=r"AITER cannot be used: .*silu_and_mul"):
+        bound(registered(rms_norm="aiter"), "rms_norm")
 
 
 def test_the_pack_is_for_this_platform_and_api() -> None:
