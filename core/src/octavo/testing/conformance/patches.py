@@ -2,9 +2,9 @@
 
     python -m octavo.testing.conformance.patches NAME [--no-device]      prints what `detect` finds as JSON
 
-Takes the identity of every attribute of octavo's modules and classes, and of torch's public callables, before the
-platform is opened, after it has registered its kernels, and after a tiny model has answered a request on it. Runs in a
-process of its own, which has loaded no plugin.
+Takes the identity of every attribute of octavo's modules and classes, and of the public functions and methods of torch
+and Triton, before the platform is opened, after it has registered its kernels, and after a tiny model has answered a
+request on it. Runs in a process of its own, which has loaded no plugin.
 
 A package that gives torch a device (`PlatformInfo.backend`) may change torch: what it put there is told apart by the
 files that the code comes from, as names are easily given.
@@ -12,64 +12,83 @@ files that the code comes from, as names are easily given.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import pkgutil
+import re
 import sys
 import tempfile
 import types
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import octavo
 from octavo.errors import OctavoError
 
-TORCH = ("torch.nn.functional", "torch.distributed", "torch:Tensor", "torch.nn:Module")
-"""Looked at besides `torch` and the modules right below it, which hold every backend's own (`torch.<type>`)."""
+FOREIGN = ("torch", "torch.nn.functional", "torch.distributed", "triton", "triton.language")
+"""Looked at besides the modules right below `torch`, which hold every backend's own (`torch.<type>`)."""
 KIT = "octavo.testing.conformance"
 BOOKKEEPING = {"__dict__", "__weakref__", "__doc__", "__annotations__", "__non_callable_proto_members__", "_abc_impl"}
 """What Python itself writes into classes while they are used."""
+HAVE_INSIDE = (types.FunctionType, type)
+WRITTEN_IN_PYTHON = re.compile(r"(torch|triton)\b(?!\._C\b)")
+"""Homes of what is looked into: a backend's library goes on filling the classes that torch's own library makes."""
 
 
 def snapshot() -> dict[str, object]:
     """Dotted name -> the object itself (kept alive, so that identities stay unique)."""
     found: dict[str, object] = {}
     for name in octavo_modules():
-        module = sys.modules[name]
-        for attribute, value in vars(module).items():
+        for attribute, value in vars(sys.modules[name]).items():
             # Importing a submodule sets it as an attribute of its package: that is no patch.
             if not attribute.startswith("__") and not isinstance(value, types.ModuleType):
-                note(found, f"{name}.{attribute}", value, home=name)
-    for name in torch_owners():
-        home, _, cls = name.partition(":")
-        owner: Any = sys.modules[home]
-        owner = getattr(owner, cls) if cls else owner
-        for attribute, value in vars(owner).items():
-            if not attribute.startswith("_") and callable(value):
+                note(found, f"{name}.{attribute}", value)
+                # The inside of octavo's own is looked at where it is defined, not again at each import.
+                if isinstance(value, HAVE_INSIDE) and value.__module__ == name:
+                    look_inside(found, f"{name}.{attribute}", value)
+    for name in foreign_modules():
+        for attribute, value in vars(sys.modules[name]).items():
+            if callable(value) and not attribute.startswith("_"):
                 found[f"{name}.{attribute}"] = value
+                if isinstance(value, HAVE_INSIDE) and WRITTEN_IN_PYTHON.match(str(value.__module__)):
+                    # By the name that it has itself, as what it is found by changes when more of torch is loaded.
+                    look_inside(found, f"{value.__module__}.{value.__qualname__}", value)
     return found
 
 
-def note(found: dict[str, object], name: str, value: object, *, home: str) -> None:
-    """Record a value with what can be swapped inside it: a function's code, a class's attributes, a dict's entries.
-
-    The inside of octavo's own functions and classes is looked at where they are defined, not again at each import.
-    """
+def note(found: dict[str, object], name: str, value: object) -> None:
+    """Record a value and, of a dict, the entries."""
     found[name] = value
-    if isinstance(value, types.FunctionType):
-        if value.__module__ == home or not value.__module__.startswith("octavo"):
-            found[f"{name}.__code__"] = value.__code__
-    elif isinstance(value, type) and value.__module__ == home:
-        for attribute, member in vars(value).items():
-            if attribute not in BOOKKEEPING:
-                found[f"{name}.{attribute}"] = member
-                code = getattr(member, "__code__", None)
-                if code is not None:
-                    found[f"{name}.{attribute}.__code__"] = code
-    elif isinstance(value, dict):
-        for key, member in value.items():
+    if isinstance(value, dict):
+        # Not its own `items`: transformers' registry imports all its models to answer that.
+        for key, member in dict.items(value):
             found[f"{name}[{key!r}]"] = member
+
+
+def look_inside(found: dict[str, object], name: str, value: types.FunctionType | type) -> None:
+    """Record what can be swapped inside a function or class: code and defaults, attributes and methods.
+
+    "(name)" stands for the whole: if that is no longer found, no more is its inside.
+    """
+    if f"({name})" in found:
+        return
+    found[f"({name})"] = value
+    if isinstance(value, types.FunctionType):
+        note_function(found, name, value)
+    else:
+        for attribute, member in vars(value).items():
+            private = attribute.startswith("_") and not attribute.startswith("__") and not name.startswith("octavo")
+            if attribute not in BOOKKEEPING and not private:
+                found[f"{name}.{attribute}"] = member
+                note_function(found, f"{name}.{attribute}", getattr(member, "__func__", member))
+
+
+def note_function(found: dict[str, object], name: str, function: object) -> None:
+    if isinstance(function, types.FunctionType):
+        for part in ("__code__", "__defaults__", "__kwdefaults__"):
+            note(found, f"{name}.{part}", getattr(function, part))
 
 
 def octavo_modules() -> list[str]:
@@ -81,10 +100,10 @@ def octavo_modules() -> list[str]:
     ]
 
 
-def torch_owners() -> list[str]:
-    """ "module" or "module:class" of torch whose public callables are looked at."""
+def foreign_modules() -> list[str]:
+    """Names of the loaded modules of torch and Triton whose public functions and classes are looked at."""
     below = [name for name in sys.modules if name.startswith("torch.") and name.count(".") == 1 and "._" not in name]
-    return ["torch", *below, *TORCH]
+    return [name for name in dict.fromkeys([*FOREIGN, *below]) if sys.modules.get(name) is not None]
 
 
 def import_everything() -> None:
@@ -96,8 +115,9 @@ def import_everything() -> None:
                 importlib.import_module(module.name)
             except ImportError as error:
                 print(f"not looked at: {module.name} ({error})", file=sys.stderr)
-    for name in TORCH:
-        importlib.import_module(name.partition(":")[0])
+    for name in FOREIGN:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
     # torch changes itself (torch.jit) when it compiles for the first time: let it do so now.
     import torch
 
@@ -105,11 +125,27 @@ def import_everything() -> None:
 
 
 def changes(before: dict[str, object], after: dict[str, object]) -> list[str]:
-    """Names that were replaced or removed anywhere, or added to octavo. Of a replaced function its code is no news."""
-    replaced = [name for name, value in before.items() if name not in after or after[name] is not value]
-    added = [name for name in after if name not in before and name.startswith("octavo")]
-    names = {*replaced, *added}
-    return sorted(names - {f"{name}.__code__" for name in names})
+    """Names that were replaced or removed anywhere, added to octavo, or put before what a class of torch or Triton had
+    inherited. Of what was replaced its inside is no news."""
+    replaced = {name for name, value in before.items() if name not in after or after[name] is not value}
+    added = {name for name in after.keys() - before.keys() if name.startswith("octavo") or hides(name, before)}
+    names = replaced | added
+    return sorted(
+        name for name in names if not name.startswith("(") and not any(whole in names for whole in wholes(name))
+    )
+
+
+def hides(name: str, before: dict[str, object]) -> bool:
+    """Whether a new name stands in a class, before one that a base of it has."""
+    owner, _, attribute = name.rpartition(".")
+    cls = before.get(f"({owner})")
+    return isinstance(cls, type) and any(attribute in vars(base) for base in cls.__mro__[1:])
+
+
+def wholes(name: str) -> Iterator[str]:
+    """ "a.b.c" -> "a.b", "(a.b)", "a", "(a)"."""
+    while name := name.rpartition(".")[0]:
+        yield from (name, f"({name})")
 
 
 def made_by(packages: Sequence[str], value: object) -> bool:
@@ -141,9 +177,12 @@ def codes(value: object, seen: set[int]) -> list[types.CodeType]:
     if isinstance(value, types.FunctionType):
         held = [cell.cell_contents for cell in value.__closure__ or () if cell != UNSET]
         return [value.__code__, *(code for one in held for code in codes(one, seen))]
+    if isinstance(value, classmethod | staticmethod):
+        return codes(value.__func__, seen)
+    if isinstance(value, property):
+        return [code for part in (value.fget, value.fset, value.fdel) for code in codes(part, seen)]
     if isinstance(value, type):
-        members = [getattr(member, "__func__", member) for member in vars(value).values()]
-        return [code for member in members if callable(member) for code in codes(member, seen)]
+        return [code for member in vars(value).values() for code in codes(member, seen)]
     return []
 
 

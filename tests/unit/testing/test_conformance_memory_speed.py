@@ -1,9 +1,8 @@
-"""The kit looks at memory, at patches made while serving, at absent hardware and at speed, and sees what is wrong."""
+"""The kit looks at memory, at absent hardware and at speed, and sees what is wrong."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -104,36 +103,6 @@ def test_figures_that_stand_still_skip_the_memory_tests_with_a_reason(on: Callab
         test_t1_memory.test_fifty_tensors_and_events_give_their_memory_back(still)
 
 
-PATCHES_LATE = """
-@hookimpl
-def platform_caps():
-    return PlatformCaps(dtypes=("float32",), default_dtype="float32")
-
-@hookimpl
-def worker_event(event):
-    import octavo.runner.runner
-    import torch
-
-    octavo.runner.runner.ModelRunner.launch = lambda self, batch: None
-    torch.accelerator.synchronize = lambda: None
-    raise RuntimeError("the device fell off")
-"""
-
-
-@pytest.mark.slow
-def test_patches_made_while_serving_and_a_failed_request_are_both_told(check: Check) -> None:
-    result = check(PATCHES_LATE, tiers="0")
-    found = {test.partition("::")[2]: message for test, message in result.data["failures"].items()}
-    assert set(found) == {
-        "test_nothing_outside_the_plugin_is_patched[serving]",
-        "test_a_request_is_served_in_a_fresh_process",
-    }
-    patched = found["test_nothing_outside_the_plugin_is_patched[serving]"]
-    assert "octavo.runner.runner.ModelRunner.launch" in patched
-    assert "torch.accelerator.synchronize" in patched
-    assert "the device fell off" in found["test_a_request_is_served_in_a_fresh_process"]
-
-
 PROBES = ("return Probe(available=True, score=50)", "return Probe(available='BAD_HIDE' not in os.environ, score=50)")
 HIDE = '[absent]\nBAD_HIDE = "1"\n'
 
@@ -176,59 +145,3 @@ def test_kernels_are_timed_and_broken_ones_do_not_end_the_report(monkeypatch: py
     assert [entry["provider"] for entry in slower(timed)] == ["slow", "broken"]
     assert timed[-1]["error"] == "ValueError: no such stream"
     assert speed.timings(subject, tiers={"3"}, failed=failed) == []
-
-
-BACKEND = """
-import functools
-import torch
-
-def enable():
-    torch.clone = clone
-    torch.square = square
-
-def clone(x):
-    return x.detach().clone()
-
-def square(x):
-    return x * x
-
-def announced(function):
-    @functools.wraps(function)
-    def call(*args, **kwargs):
-        return function(*args, **kwargs)
-    return call
-"""
-
-HIDES_BEHIND_IT = """
-@hookimpl
-def platform_caps():
-    return PlatformCaps(dtypes=("float32",), default_dtype="float32")
-
-def mine(x):
-    return x
-
-@hookimpl
-def register_kernels(registry):
-    import toy_backend
-    import torch
-    toy_backend.enable()
-    mine.__module__ = "toy_backend"
-    torch.negative = mine
-    torch.positive = toy_backend.announced(mine)
-"""
-
-NAMES_ITS_BACKEND = ('device_type="cpu")', 'device_type="cpu", backend=("toy_backend",))')
-
-
-@pytest.mark.slow
-def test_a_backend_may_change_torch_and_the_plugin_behind_it_may_not(check: Check, tmp_path: Path) -> None:
-    package = tmp_path / "toy_backend"
-    package.mkdir()
-    (package / "__init__.py").write_text(BACKEND)
-    result = check(HIDES_BEHIND_IT, tiers="0", replace=NAMES_ITS_BACKEND)
-    assert result.data["changed_by_backend"] == ["torch.clone", "torch.square"]
-    assert "torch.clone, torch.square" in result.summary()
-    found = {test.partition("::")[2]: message for test, message in result.data["failures"].items()}
-    loading = found["test_nothing_outside_the_plugin_is_patched[loading]"]
-    assert "loading changed 2: torch.negative, torch.positive" in loading
-    assert not any("clone" in message for message in found.values())
