@@ -15,6 +15,7 @@ import torch
 import octavo_xpu
 from octavo.plugin import BatchKey
 from octavo_xpu import drm, graphs
+from octavo_xpu.device import XpuDevice
 from octavo_xpu.graphs import XpuGraphs
 from octavo_xpu.kernels import build
 
@@ -183,6 +184,17 @@ def test_missing_software_is_named_one_after_the_other(sysfs: Path, monkeypatch:
 def test_the_hooks_import_no_torch() -> None:
     code = "import sys, octavo_xpu, octavo_xpu.drm; octavo_xpu.platform_probe(); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_compute_units_are_xe_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch's build for GPUs describes an Arc A770: it has no multi_processor_count, and counts vector engines as
+    compute units."""
+    facts = {"name": "Intel(R) Arc(TM) A770 Graphics", "total_memory": 16 << 30, "uuid": "86-80"}
+    units = {"max_compute_units": 512, "gpu_eu_count": 512, "gpu_subslice_count": 32}
+    monkeypatch.setattr(torch.xpu, "get_device_properties", lambda index: SimpleNamespace(**facts, **units))
+    described = XpuDevice(1).describe()
+    assert (described.name, described.index, described.memory) == (facts["name"], 1, 16 << 30)
+    assert described.compute_units == 32
 
 
 class FakeXpu:

@@ -20,8 +20,6 @@ KIB = 1024
 STAGES = 2
 """Triton's Intel compiler prefetches a tile ahead; it keeps none in local memory."""
 MOST_TOKENS = 8
-UNITS = 32
-"""Xe cores, where the device does not say: those of an Arc A770."""
 
 
 def objection() -> str:
@@ -73,7 +71,7 @@ class TritonLinear(linear_plain.TritonLinear):
 
     @classmethod
     def cuts(cls, spec: LinearSpec, device: Device) -> tuple[Any, ...]:
-        units = device.describe().compute_units or UNITS
+        units = max(device.describe().compute_units, 1)
         return tuple(cut(spec, tokens, units) for tokens in range(MOST_TOKENS + 1))
 
 

@@ -13,12 +13,22 @@ import torch.nn.functional as F
 
 from octavo.ops.bind import KernelTable
 from octavo.ops.catalogue import CATALOGUE, DEFAULT_TOLERANCE
-from octavo.plugin import AttentionSpec, AttnLayer, BatchLimits, LinearSpec, MemInfo
+from octavo.plugin import AttentionSpec, AttnLayer, BatchLimits, DeviceDesc, LinearSpec, MemInfo
 from octavo.plugin.torch import TorchDevice
 from octavo.testing.conformance.paged import Case, build, dense, kv_spec_of
 from octavo_xpu import triton_kernels
 
-HOST = TorchDevice("cpu", memory=lambda: MemInfo(total=1 << 30, free=1 << 30))
+
+class Host(TorchDevice):
+    """The CPU, with as many compute units as an Arc A770 has Xe cores."""
+
+    units = 32
+
+    def describe(self) -> DeviceDesc:
+        return DeviceDesc(name="host", compute_units=self.units)
+
+
+HOST = Host("cpu", memory=lambda: MemInfo(total=1 << 30, free=1 << 30))
 LIMITS = BatchLimits(max_num_tokens=256, max_num_seqs=16, max_model_len=1024)
 ALLOWED = {"float16": 2e-3, "bfloat16": 1e-2}
 OPS = (
@@ -135,6 +145,16 @@ def product(dtype: str, tokens: int, *, runs: bool = True) -> None:
 def test_many_tokens_are_left_to_torch(on_cpu: Any) -> None:
     product("bfloat16", triton_kernels.MOST_TOKENS + 1)
     assert not on_cpu.num_launched
+
+
+def test_launches_are_cut_for_the_xe_cores_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    of = LinearSpec(in_features=4096, out_features=4096, act_dtype="float16", out_dtype="float16")
+    cls = triton_kernels.attention()
+    small = triton_kernels.TritonLinear.cuts(of, HOST), cls(spec("float16"), LIMITS, HOST)._num_units
+    monkeypatch.setattr(HOST, "units", 448)
+    large = triton_kernels.TritonLinear.cuts(of, HOST), cls(spec("float16"), LIMITS, HOST)._num_units
+    assert small[0] != large[0]
+    assert (small[1], large[1]) == (32, 448)
 
 
 def test_every_kernel_compiles_for_a_gpu(for_gpu: Any) -> None:
