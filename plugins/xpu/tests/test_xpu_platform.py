@@ -14,7 +14,7 @@ import torch
 
 import octavo_xpu
 from octavo.plugin import BatchKey
-from octavo_xpu import drm, graphs
+from octavo_xpu import drm, graphs, simulated
 from octavo_xpu.device import XpuDevice
 from octavo_xpu.graphs import XpuGraphs
 from octavo_xpu.kernels import build
@@ -195,6 +195,13 @@ def test_compute_units_are_xe_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     described = XpuDevice(1).describe()
     assert (described.name, described.index, described.memory) == (facts["name"], 1, 16 << 30)
     assert described.compute_units == 32
+
+
+def test_what_is_claimed_for_gpus_is_what_the_simulated_platform_is_checked_for() -> None:
+    claimed, checked = octavo_xpu.platform_caps(), simulated.platform_caps()
+    assert claimed.features == checked.features
+    assert claimed.collectives == checked.collectives
+    assert claimed.dtypes == checked.dtypes
 
 
 class FakeXpu:

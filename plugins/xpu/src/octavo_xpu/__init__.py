@@ -23,6 +23,7 @@ log = logging.getLogger("octavo.xpu")
 
 VERSION = "0.1.0"
 SCORE = 70
+FEATURES = frozenset({"prefix_cache", "chunked_prefill", "spec_decode", "structured"})
 COLLECTIVES = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send", "recv"})
 
 
@@ -64,7 +65,7 @@ def platform_caps() -> PlatformCaps:
         dist_backend="xccl",
         collectives=COLLECTIVES,
         max_world_size=max(1, len(gpus())),
-        features=frozenset({"prefix_cache", "chunked_prefill", "spec_decode", "structured"}),
+        features=FEATURES,
     )
 
 

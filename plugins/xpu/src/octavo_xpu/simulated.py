@@ -51,7 +51,7 @@ def platform_probe() -> Probe:
 
 @hookimpl
 def platform_caps() -> PlatformCaps:
-    from octavo_xpu import COLLECTIVES
+    from octavo_xpu import COLLECTIVES, FEATURES
 
     return PlatformCaps(
         dtypes=("bfloat16", "float16", "float32"),
@@ -59,6 +59,7 @@ def platform_caps() -> PlatformCaps:
         dist_backend="gloo",
         collectives=COLLECTIVES,
         max_world_size=2,
+        features=FEATURES,
     )
 
 
