@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from octavo.config import make_config
 from octavo.plugin import GroupSpec
 from octavo.plugin.torch import TorchCommunicator
+from octavo.runner import worker
 
 ALONE = GroupSpec(name="all", ranks=(0,), backend="gloo")
 
@@ -43,3 +48,15 @@ def test_a_barrier_names_the_device_where_there_are_several(
     monkeypatch.setattr(dist, "barrier", lambda group, device_ids: asked.append(device_ids))
     comm.barrier()
     assert asked == [named]
+
+
+def test_a_platform_without_collectives_of_its_own_gets_these_for_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = torch.device("meta", 3)
+    device: Any = SimpleNamespace(torch_device=card, inference=nullcontext)
+    caps = SimpleNamespace(dist_backend="gloo")
+    platform: Any = SimpleNamespace(caps=caps, make_communicator=lambda group, device: None)
+    peers: Any = SimpleNamespace(meet=lambda stage: None, join=lambda backend: None)
+    monkeypatch.setattr(worker, "TorchCommunicator", lambda group, device: (group.ranks, group.backend, device))
+    monkeypatch.setattr(worker, "open_channels", lambda comm, device: None)
+    made: object = worker.make_communicator(make_config(tensor_parallel_size=2), platform, device, peers)
+    assert made == ((0, 1), "gloo", card)
