@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
+import octavo_xpu
+from octavo.ops.bind import KernelTable
+from octavo.plugin import LinearSpec
 from octavo_xpu import native, simulated
 from octavo_xpu.device import SyclDevice
 from octavo_xpu.kernels import build
@@ -78,6 +81,23 @@ def test_an_environment_without_the_runtime_is_named(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(build, "RUNTIME", "no-such-package")
     with pytest.raises(NoLibraryError, match="no-such-package is not installed"):
         build.runtime_version()
+
+
+@pytest.mark.parametrize(("found", "compiles"), [("2025.1.1", False), ("2025.3.2", False), ("2026.0.0", True)])
+def test_kernels_are_left_out_where_the_runtime_cannot_compile_them(
+    device: SyclDevice,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    found: str,
+    compiles: bool,
+) -> None:
+    monkeypatch.setattr(build, "version", lambda name: found)
+    table = KernelTable()
+    octavo_xpu.register_kernels(table, device)
+    assert ("sycl" in [kernel.provider for kernel in table.providers("rms_norm")]) == compiles
+    assert (f"intel-sycl-rt {found} cannot compile them; 2026.0, which torch 2.13's" in caplog.text) != compiles
+    spec = LinearSpec(in_features=64, out_features=64, act_dtype="float32", out_dtype="float32")
+    assert table.linear_kernel(spec, device).name == "onednn"
 
 
 def test_device_code_is_kept_for_the_next_process(device: SyclDevice, tmp_path: Path) -> None:

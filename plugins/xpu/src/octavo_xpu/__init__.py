@@ -84,12 +84,15 @@ def make_device(local_rank: int) -> Device:
 
 @hookimpl
 def register_kernels(registry: KernelRegistry, device: Device) -> None:
+    from octavo_xpu import triton_kernels
+    from octavo_xpu.kernels import build
     from octavo_xpu.ops import register
-    from octavo_xpu.triton_kernels import objection
 
-    if reason := objection():
-        log.warning("sampling and bookkeeping run on core's slower references: %s", reason)
-    register(registry, device, triton=not reason)
+    if no_sycl := build.objection():
+        log.warning("this platform's kernels are left out, torch's own operators are slower: %s", no_sycl)
+    if no_triton := triton_kernels.objection():
+        log.warning("sampling and bookkeeping run on core's slower references: %s", no_triton)
+    register(registry, device, sycl=not no_sycl, triton=not no_triton)
 
 
 @hookimpl

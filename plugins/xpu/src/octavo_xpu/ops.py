@@ -16,15 +16,23 @@ from octavo_xpu.small import SmallOps, takes_dtype, takes_heads
 PROVIDER = "sycl"
 
 
-def register(registry: KernelRegistry, device: Device, *, triton: bool = False) -> None:
-    """Register every kernel for a device with a SYCL runtime. triton: whether Triton compiles for it."""
+def register(registry: KernelRegistry, device: Device, *, sycl: bool = True, triton: bool = False) -> None:
+    """Register every kernel for a device with a SYCL runtime. sycl, triton: what compiles for it; products of plain
+    weights are torch's own."""
     assert isinstance(device, SyclDevice)
-    small = SmallOps(device.runtime)
+    registry.linear(OneDnnLinear, priority=10)
+    if sycl:
+        register_sycl(registry, SmallOps(device.runtime))
+    if triton:
+        triton_kernels.register(registry)
+
+
+def register_sycl(registry: KernelRegistry, small: SmallOps) -> None:
+    """Those of `kernels`."""
     registry.attention(SyclAttention, priority=10)
     registry.linear(Int4Linear, priority=20)
     registry.linear(Int8Linear, priority=20)
     registry.linear(Int8Int8Linear, priority=20)
-    registry.linear(OneDnnLinear, priority=10)
     ops: tuple[tuple[Callable[..., Any], Callable[[OpContext], Support], bool], ...] = (
         (small.rms_norm, takes_dtype, False),
         (small.add_rms_norm, takes_dtype, True),
@@ -36,5 +44,3 @@ def register(registry: KernelRegistry, device: Device, *, triton: bool = False) 
     )
     for fn, supports, inplace in ops:
         registry.op(fn.__name__, fn, provider=PROVIDER, priority=10, supports=supports, inplace=inplace)
-    if triton:
-        triton_kernels.register(registry)

@@ -20,6 +20,9 @@ from pathlib import Path
 HERE = Path(__file__).parent
 SOURCE = HERE / "host.cpp"
 RUNTIME = "intel-sycl-rt"
+FIRST = 2026
+"""Of its versions the first with all that compiling a kernel takes: 2025.1 has no compiler, and those of 2025.2 and
+2025.3 link files that their packages leave out."""
 FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wno-deprecated-declarations")
 
 
@@ -43,6 +46,16 @@ def runtime_version() -> str:
         return version(RUNTIME)
     except PackageNotFoundError:
         raise NoLibraryError(f"the package {RUNTIME} is not installed; torch's XPU build brings it") from None
+
+
+def objection() -> str:
+    """Why the SYCL runtime of this environment compiles no kernels; empty if it does. Raises NoLibraryError."""
+    found = runtime_version()
+    if int(found.partition(".")[0]) >= FIRST:
+        return ""
+    return (
+        f"{RUNTIME} {found} cannot compile them; {FIRST}.0, which torch 2.13's XPU build brings, is the first that can"
+    )
 
 
 def cache_folder() -> Path:
