@@ -103,8 +103,10 @@ test-tpu-xla: $(ENVS)/tpu-xla/.ready  ## test octavo-tpu with torch_xla on its X
 
 test-xpu: $(ENVS)/xpu/.ready  ## test octavo-xpu on Intel's CPU device (wants Debian's intel-opencl-icd)
 	$(TEST_ENV) $(ENVS)/xpu/bin/python -m pytest plugins/xpu/tests --ignore-glob '*/with_*'
+	@mkdir -p build
+	$(TEST_ENV) $(ENVS)/xpu/bin/octavo plugin check xpu --no-device --config plugins/xpu/conformance.toml
 	$(TEST_ENV) OCTAVO_EXTRA_PLATFORMS=xpu_simulated=octavo_xpu.simulated \
-		$(ENVS)/xpu/bin/octavo plugin check xpu_simulated --config plugins/xpu/conformance-simulated.toml
+		$(ENVS)/xpu/bin/octavo plugin check xpu_simulated --config plugins/xpu/conformance-simulated.toml --report build/conformance-xpu.json
 
 test-xpu-triton: $(ENVS)/xpu-triton/.ready  ## test core's Triton kernels for Intel GPUs on Intel's CPU device
 	$(TEST_ENV) $(ENVS)/xpu-triton/bin/python -m pytest plugins/xpu/tests/with_triton --confcutdir plugins/xpu/tests/with_triton
