@@ -38,6 +38,7 @@ class XlaDevice:
     def __init__(self, index: int = 0, *, chips: int = 1, hbm_bytes: int = 0, cache_dir: str = "") -> None:
         self.type, self.index, self.chips = TYPE, index, chips
         self._hbm_bytes = hbm_bytes
+        self._idle = False  # whether nothing ran since reset_peak
         if cache_dir and not torch_xla._XLAC._xla_computation_cache_is_initialized():
             xr.initialize_cache(cache_dir)
         seen = xr.global_runtime_device_count()
@@ -51,6 +52,7 @@ class XlaDevice:
         torch_xla.device(self.index)
 
     def synchronize(self) -> None:
+        self._idle = False
         torch_xla.sync(wait=True)
 
     def stream(self, priority: int = 0) -> NullStream:
@@ -68,6 +70,7 @@ class XlaDevice:
     def inference(self) -> Iterator[None]:
         """Operators outside compiled steps run one by one: fused with what happens to stand beside them, they would
         make new programs for ever. Not inference_mode, in which tensors that are views of others cannot follow."""
+        self._idle = False
         with torch.no_grad(), eager_mode_context(True):
             yield
 
@@ -88,12 +91,12 @@ class XlaDevice:
         """As it is: the runtime copies through memory of its own."""
         return t
 
-    def seed(self, n: int) -> None:
-        torch.manual_seed(n)
-        torch_xla.manual_seed(n, self.torch_device)
-
     def memory(self) -> MemInfo:
-        """Of one chip: with several, each holds its part of what is divided and all of the rest."""
+        """Of one chip: with several, each holds its part of what is divided and all of the rest.
+
+        peak_torch is what is in use until something runs behind `reset_peak`, then the peak of the whole process, which
+        the runtime cannot set back: never less than what was held since, and more if loading held more.
+        """
         try:
             stats: dict[str, int] = torch_xla._XLAC._xla_memory_info(str(self.torch_device))
         except RuntimeError as error:
@@ -103,10 +106,12 @@ class XlaDevice:
                 ) from error
             return MemInfo(total=self._hbm_bytes, free=self._hbm_bytes)
         total, used = stats["bytes_limit"], stats["bytes_used"]
-        return MemInfo(total=total, free=total - used, peak_torch=stats.get("peak_bytes_used", 0))
+        peak = used if self._idle else max(used, stats.get("peak_bytes_used", 0))
+        return MemInfo(total=total, free=total - used, peak_torch=peak)
 
     def reset_peak(self) -> None:
-        """The runtime's peak is that of the whole process: it cannot be set back."""
+        """See `memory`."""
+        self._idle = True
 
     def empty_cache(self) -> None:
         """Nothing is kept: freed buffers go back to the runtime at once."""
