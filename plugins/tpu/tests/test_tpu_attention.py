@@ -12,6 +12,7 @@ import torch
 from octavo.ops.attention import ReferenceAttention
 from octavo.plugin import AttentionSpec, AttnBatch, AttnLayer, BatchLimits, KVView
 from octavo.plugin.torch import TorchDevice
+from octavo_tpu import attention
 from octavo_tpu.attention import MatmulAttention, PallasAttention
 
 LIMITS = BatchLimits(max_num_tokens=64, max_num_seqs=8, max_model_len=128)
@@ -64,6 +65,7 @@ def run(cls: Any, spec: AttentionSpec, made: Any, layer: AttnLayer, place: str, 
     return out.cpu(), kv.k.cpu(), kv.v.cpu()
 
 
+@pytest.mark.parametrize("rounds", ["one round", "a page a round"])
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize(
     ("counts", "contexts", "num_tokens"),
@@ -77,7 +79,11 @@ def test_matmul_agrees_with_the_reference(
     num_tokens: int,
     heads: tuple[int, int],
     kind: dict[str, Any],
+    rounds: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if rounds != "one round":
+        monkeypatch.setattr(attention, "ROUND_BYTES", 1)
     dim = 32
     spec = AttentionSpec(
         num_heads=heads[0],

@@ -11,6 +11,7 @@ import torch
 
 from octavo import LLM, SamplingParams
 from octavo.testing.tiny import make_model
+from octavo_tpu import attention
 from xla_cpu import num_programs
 
 SETTINGS: dict[str, Any] = {
@@ -27,6 +28,17 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, detoken
 
 def tokens_of(llm: LLM, params: Any = GREEDY, prompts: list[list[int]] = PROMPTS) -> list[list[int]]:
     return [list(output.outputs[0].token_ids) for output in llm.generate(prompts, params, use_tqdm=False)]
+
+
+def test_a_context_walked_in_rounds_gives_the_tokens_of_the_cpu(
+    tmp_path: Path, tpu_on_cpu: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = str(make_model(tmp_path, "gemma2", tokenizer=False))
+    with LLM(model, platform="cpu", dtype="float32", **SETTINGS) as llm:
+        expected = tokens_of(llm)
+    monkeypatch.setattr(attention, "ROUND_BYTES", 1)  # a page a round, 8 to a context
+    with LLM(model, platform=tpu_on_cpu, dtype="float32", **SETTINGS) as llm:
+        assert tokens_of(llm) == expected
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gemma3_text"])

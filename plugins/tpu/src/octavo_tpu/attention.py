@@ -8,12 +8,15 @@ N tokens, P pages of one sequence.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch._higher_order_ops import scan
+from torch.nn import functional
 
 from octavo.plugin import (
     YES,
@@ -32,6 +35,10 @@ from octavo_tpu.attention_blocks import QueryBlocks, cut_blocks
 
 MASKED = -1e30
 """Instead of -inf, which would make a NaN of rows that see nothing."""
+
+ROUND_BYTES = 128 << 20
+"""Most bytes of each array that `matmul` holds beside its results, in float32: the keys, values and logits of a round.
+More only where one page of every block is more: NB * Hkv * N * max(D, W * G) * 4."""
 
 
 @dataclass(kw_only=True)
@@ -116,31 +123,75 @@ def by_head(scale: float | Tensor) -> float | Tensor:
 
 
 class MatmulAttention(BlockAttention):
-    """Paged attention as two matrix products over the gathered context: runs wherever XLA does."""
+    """Paged attention as two matrix products over the gathered context: runs wherever XLA does.
+
+    A context is walked in rounds of as many pages as `ROUND_BYTES` allows, with a running softmax (Milakov and
+    Gimelshein, arXiv:1805.02867), so that how much memory a step takes does not depend on the context.
+    """
 
     name: ClassVar[str] = "matmul"
 
     def attend(self, queries: Tensor, kv: KVView, table: Tensor, blocks: QueryBlocks, layer: AttnLayer) -> Tensor:
         spec, width = self.spec, blocks.width
-        pages = table[blocks.seq]  # [NB, P]
-        # [NB, P, Hkv, N, D] -> [NB, Hkv, P * N, D]
-        keys, values = (one[pages].transpose(1, 2).flatten(2, 3).float() for one in (kv.k, kv.v))
-        logits = queries.float() @ keys.transpose(-1, -2)  # [NB, Hkv, W * G, P * N]
-        logits = logits * (spec.scale * by_block_head(layer.k_scale))
-        if spec.softcap is not None:
-            logits = spec.softcap * torch.tanh(logits / spec.softcap)
-        context = torch.arange(keys.shape[2], dtype=torch.int32, device=keys.device)
-        row = torch.arange(width, dtype=torch.int32, device=keys.device)
-        position = blocks.first[:, None] + row  # [NB, W]
-        seen = (context <= position[..., None]) & (context < (blocks.first + blocks.count)[:, None, None])
-        if spec.window is not None:
-            seen &= context > position[..., None] - spec.window
-        seen = seen.repeat_interleave(queries.shape[2] // width, dim=1)[:, None]  # [NB, 1, W * G, P * N]
-        weights = torch.where(seen, logits, MASKED).softmax(dim=-1)
-        weights = torch.where(seen, weights, 0.0)  # rows that see nothing: softmax gave them all the same
-        # Slots behind a context hold what was left there, and 0 * NaN is NaN.
-        result = weights @ torch.nan_to_num(values)
+        size = kv.k.shape[2]
+        num_pages = min(pages_of_round(queries, size), table.shape[1])  # P, from here on
+        num_rounds = -(-table.shape[1] // num_pages)
+        table = functional.pad(table, (0, num_rounds * num_pages - table.shape[1]))
+        pages = table[blocks.seq].view(-1, num_rounds, num_pages).transpose(0, 1)  # [rounds, NB, P]
+        begins = torch.arange(num_rounds, dtype=torch.int32, device=table.device) * (num_pages * size)
+        scaled = queries.float() * (spec.scale * by_block_head(layer.k_scale))
+        place = torch.arange(num_pages * size, dtype=torch.int32, device=table.device)
+        row = torch.arange(width, dtype=torch.int32, device=table.device)
+        position = (blocks.first[:, None] + row)[..., None]  # [NB, W, 1]
+        past = (blocks.first + blocks.count)[:, None, None]
+
+        def walk(state: tuple[Tensor, ...], pages: Tensor, begin: Tensor) -> tuple[Tensor, ...]:
+            """One round: what the softmax and its product with V have become behind it."""
+            largest, total, result = state
+            # [NB, P, Hkv, N, D] -> [NB, Hkv, P * N, D]
+            keys, values = (one[pages].transpose(1, 2).flatten(2, 3).float() for one in (kv.k, kv.v))
+            logits = scaled @ keys.transpose(-1, -2)  # [NB, Hkv, W * G, P * N]
+            if spec.softcap is not None:
+                logits = spec.softcap * torch.tanh(logits / spec.softcap)
+            context = begin + place
+            seen = (context <= position) & (context < past)
+            if spec.window is not None:
+                seen &= context > position - spec.window
+            seen = seen.repeat_interleave(queries.shape[2] // width, dim=1)[:, None]  # [NB, 1, W * G, P * N]
+            logits = torch.where(seen, logits, MASKED)
+            most = torch.maximum(largest, logits.amax(dim=-1, keepdim=True))
+            kept = torch.exp(largest - most)
+            weights = torch.where(seen, torch.exp(logits - most), 0.0)  # a row that sees nothing has MASKED as its most
+            total = total * kept + weights.sum(dim=-1, keepdim=True)
+            # Slots behind a context hold what was left there, and 0 * NaN is NaN.
+            return most, total, result * kept + weights @ torch.nan_to_num(values)
+
+        none = torch.zeros_like(scaled[..., :1])
+        start = (none + MASKED, none, torch.zeros_like(scaled))
+        _, total, result = in_rounds(walk, start, pages, begins)
+        result = result / torch.where(total > 0, total, 1.0)
         return (result * by_block_head(layer.v_scale)).to(queries.dtype)
+
+
+def pages_of_round(queries: Tensor, page_size: int) -> int:
+    """How many pages of each block's context are walked at once: see `ROUND_BYTES`. queries [NB, Hkv, W * G, D]."""
+    num_blocks, num_kv_heads, rows, dim = queries.shape
+    return max(1, ROUND_BYTES // (num_blocks * num_kv_heads * max(rows, dim) * page_size * torch.float32.itemsize))
+
+
+def in_rounds(
+    walk: Callable[..., tuple[Tensor, ...]], state: tuple[Tensor, ...], *rounds: Tensor
+) -> tuple[Tensor, ...]:
+    """walk(state, *items) for the items that `rounds` hold along their first dimension, each giving the next state.
+
+    A compiled step has a loop of them, whose memory is that of one round; unrolled, XLA might gather all at once.
+    """
+    if torch.compiler.is_compiling() and len(rounds[0]) > 1:
+        state, _ = scan(lambda state, items: (walk(state, *items), ()), state, rounds)
+        return state
+    for items in zip(*(one.unbind(0) for one in rounds), strict=True):
+        state = walk(state, *items)
+    return state
 
 
 def by_block_head(scale: float | Tensor) -> float | Tensor:

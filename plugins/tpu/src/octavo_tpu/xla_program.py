@@ -18,13 +18,14 @@ that share memory and are written (2.9.0).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch_xla
 from torch import Tensor, fx
 from torch_xla.debug import metrics
+from torch_xla.experimental.scan import _scan_impl_flat
 from torch_xla.utils.buffer_donor_context import alias_with_buffer_donor_config
 
 from octavo_tpu.xla_sharding import keep_sharding
@@ -38,9 +39,27 @@ def count_until(ends: Tensor, values: Tensor, *, right: bool) -> Tensor:
     return reached.sum(dim=-1)
 
 
-INSTEAD: dict[Any, Any] = {torch.searchsorted: count_until}
-"""Operators that torch_xla computes on the host, so that their result would be a constant of the program -> the same,
-of other operators."""
+def scan(
+    body: Callable[..., Sequence[Tensor]],
+    state: Sequence[Tensor],
+    items: Sequence[Tensor],
+    beside: Sequence[Tensor] = (),
+) -> list[Tensor]:
+    """torch's operator scan as one loop of XLA. beside: what else the body reads; it goes through the loop unchanged,
+    as torch_xla would compute anew in each round what it took to make what a body just finds."""
+    num = len(state)
+
+    def step(carry: list[Tensor], item: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        outputs = list(body(*carry[:num], *item, *carry[num:]))
+        return [*outputs[:num], *carry[num:]], outputs[num:]
+
+    carry, results = _scan_impl_flat(step, [*state, *beside], list(items))
+    return [*carry[:num], *results]
+
+
+INSTEAD: dict[Any, Any] = {torch.searchsorted: count_until, torch.ops.higher_order.scan: scan}
+"""Operators that torch_xla computes on the host, so that their result would be a constant of the program, or does not
+have -> the same, of others."""
 
 
 class Program:

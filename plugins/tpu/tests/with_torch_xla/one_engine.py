@@ -2,8 +2,8 @@
 
     python one_engine.py MODEL '{"chips": "2"}'      prints what came of it, as JSON
 
-tokens: of fixed prompts. compiled: programs made before the first request, and since. loaded: programs found in the
-cache. divided: of each weight and cache that the model holds in parts, whole shape and shape of a part.
+tokens: of fixed prompts. compiled: programs made before the first request, and since. divided: of each weight and cache
+that the model holds in parts, whole shape and shape of a part.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ def main(model: str, options: dict[str, str]) -> None:
     sys.path.insert(0, str(Path(__file__).parent))
     os.environ["OCTAVO_EXTRA_PLATFORMS"] = "tpu_xla_on_cpu=torch_xla_cpu"
     from octavo import LLM, SamplingParams
+    from octavo_tpu import attention
 
+    attention.ROUND_BYTES = 1  # a page a round, so that steps loop over contexts
     params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, detokenize=False)
     with LLM(model, platform="tpu_xla_on_cpu", platform_options=options, **SETTINGS) as llm:
         before = count("UncachedCompile")
@@ -39,7 +41,6 @@ def main(model: str, options: dict[str, str]) -> None:
         found = {
             "tokens": tokens,
             "compiled": [before, count("UncachedCompile") - before],
-            "loaded": count("PersistentCacheHit"),
             "divided": divided() if "chips" in options else [],
         }
     print(json.dumps(found))

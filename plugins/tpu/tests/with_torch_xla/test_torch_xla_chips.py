@@ -1,4 +1,4 @@
-"""A model divided over several devices of XLA:CPU, each number of them in a process of its own."""
+"""Engines in processes of their own: a model divided over devices of XLA:CPU, and programs kept for another start."""
 
 from __future__ import annotations
 
@@ -47,3 +47,10 @@ def test_two_and_four_chips_give_the_tokens_of_one_and_hold_a_part_each(tmp_path
         summing = [text for text in summing if "all-reduce" in text]
         donating = [text for text in summing if "input_output_alias={ {" in text.splitlines()[0]]
         assert len(donating) >= 2, "each of the two steps adds partial sums over the chips and overwrites the caches"
+
+
+def test_programs_are_written_to_the_folder_and_a_second_start_with_it_serves(tmp_path: Path) -> None:
+    model, folder = make_model(tmp_path / "model", "llama", tokenizer=False), tmp_path / "programs"
+    first = run(model, cache_dir=str(folder))
+    assert len(list(folder.iterdir())) == first["compiled"][0] > 0
+    assert run(model, cache_dir=str(folder))["tokens"] == first["tokens"]

@@ -40,6 +40,27 @@ def test_compiled_steps_give_the_tokens_of_the_reference_and_compile_nothing_mor
         assert count("UncachedCompile") == start > 0
 
 
+def test_a_context_walked_in_rounds_gives_the_tokens_of_the_reference_by_one_loop_a_layer(
+    tmp_path: Path, tpu_xla_on_cpu: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from octavo_tpu import attention, xla_program
+
+    loops: list[int] = []
+
+    def counted(*args: Any) -> list[torch.Tensor]:
+        loops.append(len(args[2][0]))
+        return xla_program.scan(*args)
+
+    model = str(make_model(tmp_path, "gemma2", tokenizer=False))
+    with LLM(model, platform="refdev", **SETTINGS) as llm:
+        expected = tokens_of(llm)
+    monkeypatch.setattr(attention, "ROUND_BYTES", 1)
+    monkeypatch.setitem(xla_program.INSTEAD, torch.ops.higher_order.scan, counted)
+    with LLM(model, platform=tpu_xla_on_cpu, **SETTINGS) as llm:
+        assert tokens_of(llm) == expected
+    assert loops == [8] * 4, "a page of 16 tokens a round; of 2 steps, 2 layers each"
+
+
 def test_masks_penalties_and_logprobs_are_those_of_the_reference(tmp_path: Path, tpu_xla_on_cpu: str) -> None:
     model = str(make_model(tmp_path, "llama", tokenizer=False))
     shared: dict[str, Any] = {"max_tokens": 6, "detokenize": False}
