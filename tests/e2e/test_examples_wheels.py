@@ -94,23 +94,28 @@ def test_all_are_found(environment: Environment) -> None:
 
 
 @pytest.mark.parametrize(
-    ("platform", "tier", "level"),
+    ("platform", "tier", "level", "native"),
     [
-        ("acme", "0,1,3,6", "bronze"),
-        ("acme_full", "", "silver"),
+        # All attention that it has is the pack's.
+        ("acme", "0,1,3,6", "bronze", []),
+        ("acme_full", "", "silver", ["attention", "linear"]),
         # The whole kit is run on it elsewhere; what is new here is the pack's attention.
-        ("cpu", "3", "not judged (it takes tiers 0, 1, 6 at least)"),
+        ("cpu", "3", "not judged (it takes tiers 0, 1, 6 at least)", ["attention"]),
     ],
 )
 def test_the_kit_passes_with_the_pack_and_the_extension_installed(
-    environment: Environment, platform: str, tier: str, level: str
+    environment: Environment, platform: str, tier: str, level: str, native: list[str]
 ) -> None:
     example = EXAMPLES / platform.replace("_", "-")
     config = example if example.exists() else ROOT / "plugins" / platform
     report = environment.check(platform, tier=tier, config=config / "conformance.toml")
     assert report["failures"] == {}
     assert report["level"] == level
-    assert "attention" in report["native"]
+    assert report["native"] == native
+    its = {"attention-sdpa": {"pack": "sdpa", "proved": True}}
+    assert {name: of for name, of in report["classes"].items() if of["pack"]} == (
+        {} if platform == "acme_full" else its
+    )
 
 
 @dataclass(frozen=True)

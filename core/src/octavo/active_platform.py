@@ -245,6 +245,7 @@ class ActivePlatform:
                 broken.append(pack.named(error))
             else:
                 table.add_all_of(own)
+                table.packs[pack.name] = own
         for reason in broken:
             log.warning("left out: %s", reason)
         table.broken_packs = broken

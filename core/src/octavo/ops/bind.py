@@ -48,11 +48,13 @@ class Choice:
 class KernelTable:
     """Implements `octavo.plugin.KernelRegistry`. `forced`: op or family -> provider, from the user.
 
+    packs: name of a kernel pack -> the table of what it brought, all of which is here too.
     broken_packs: what is wrong with kernel packs that were left out; said when a kernel asked for is not there.
     """
 
     forced: Mapping[str, str] = field(default_factory=dict)
     choices: list[Choice] = field(default_factory=list)
+    packs: dict[str, KernelTable] = field(default_factory=dict)
     broken_packs: list[str] = field(default_factory=list)
     _ops: dict[str, list[Provider]] = field(default_factory=dict)
     _classes: dict[str, list[tuple[int, type[Any]]]] = field(default_factory=dict)

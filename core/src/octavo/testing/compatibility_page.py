@@ -58,8 +58,9 @@ def feature(name: str, report: Report) -> str:
     return "yes" if name in (claimed(report, "features") or ()) else ""
 
 
-def native(family: str, report: Report) -> str:
-    if report.get("no_device"):
+def native(family: str, tier: str, report: Report) -> str:
+    ran = report["by_tier"].get(tier, {})
+    if report.get("no_device") or not (ran.get("passed") or ran.get("failed")):
         return UNSEEN
     return "own" if family in report["native"] else "reference"
 
@@ -84,9 +85,9 @@ def ranks(report: Report) -> str:
 
 ROWS: tuple[Row, ...] = (
     *(Row(name, "1", partial(dtype, name)) for name in ("float32", "bfloat16", "float16")),
-    Row("attention kernels", "3", partial(native, "attention")),
-    Row("linear kernels", "4", partial(native, "linear")),
-    Row("expert kernels", "4", partial(native, "moe")),
+    Row("attention kernels", "3", partial(native, "attention", "3")),
+    Row("linear kernels", "4", partial(native, "linear", "4")),
+    Row("expert kernels", "4", partial(native, "moe", "4")),
     Row("ops with kernels of its own", "2", coverage),
     Row("recorded steps", "1", recorded),
     Row("static shapes", "6", static_shapes),
@@ -177,8 +178,8 @@ def compatibility_page(folder: Path = REPORTS) -> str:
         "- **?** the report does not say (`[proof]` in `conformance.toml`).",
         "",
         "`-`: the platform does not claim it. `reference`: core's plain-PyTorch kernels do it. `not run`: claimed, but",
-        "the tier that would prove it was not run. `?` in a cell: only a device shows it. Ranks are tested in pairs,",
-        "whatever their number. What has no column has not been checked.",
+        "the tier that would prove it was not run. `?` in a cell: only a run on a device shows it. Ranks are tested in",
+        "pairs, whatever their number. What has no column has not been checked.",
         "",
         *table("", linked, [*ABOUT.items()]),
         "",

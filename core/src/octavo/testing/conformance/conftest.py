@@ -1,4 +1,5 @@
-"""Fixtures of the conformance kit, and its report. Options: --platform, --settings, --report, --share, --no-device."""
+"""Fixtures of the conformance kit, and its report. Options: --platform, --settings, --report, --share, --timing,
+--no-device."""
 
 from __future__ import annotations
 
@@ -12,15 +13,17 @@ from typing import Any
 import pytest
 
 from octavo.errors import OctavoError
+from octavo.ops.bind import REFERENCE
 from octavo.plugin.version import PLUGIN_API
-from octavo.testing.conformance.levels import slower
+from octavo.testing.conformance.levels import native, slower
 from octavo.testing.conformance.settings import read_settings, reason_for
-from octavo.testing.conformance.subject import Subject, needs_device, nothing_to_check
+from octavo.testing.conformance.subject import FAMILIES, Kernel, Subject, needs_device, nothing_to_check
 
 SUBJECT: pytest.StashKey[Subject] = pytest.StashKey()
 OUTCOMES: pytest.StashKey[dict[str, tuple[str, str]]] = pytest.StashKey()
 USED: pytest.StashKey[set[str]] = pytest.StashKey()
 EXCUSED: pytest.StashKey[dict[str, str]] = pytest.StashKey()
+TIERS: pytest.StashKey[Collection[str]] = pytest.StashKey()
 SECONDS: pytest.StashKey[dict[str, float]] = pytest.StashKey()
 
 
@@ -30,6 +33,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--settings", type=Path, help="conformance.toml")
     group.addoption("--report", type=Path, help="where to write the report as JSON")
     group.addoption("--share", default="0/1", help="which tests to run: I/N takes each N-th, from the I-th on")
+    group.addoption("--timing", choices=("also", "no", "only"), default="also", help="whether kernels are timed")
     group.addoption("--no-device", action="store_true", help="run only what needs no device")
 
 
@@ -45,6 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[OUTCOMES] = {}
     config.stash[USED] = set()
     config.stash[EXCUSED] = {}
+    config.stash[TIERS] = set()
     config.stash[SECONDS] = {}
 
 
@@ -106,7 +111,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             # Strict: a known failure that passes is stale news, and is shown as a failure.
             item.add_marker(pytest.mark.xfail(reason=found[1], strict=True))
     first, step = map(int, config.getoption("share").split("/"))
-    items[:] = items[first::step]
+    config.stash[TIERS] = {tier_of(test_id(item.nodeid)) for item in items}
+    items[:] = [] if config.getoption("timing") == "only" else items[first::step]
 
 
 def test_id(nodeid: str) -> str:
@@ -162,7 +168,9 @@ def report_of(config: pytest.Config) -> dict[str, Any]:
         return {test: message for test, (outcome, message) in outcomes.items() if outcome == wanted}
 
     settings, failures = subject.settings, having("failed")
-    timed = timings_of(subject, by_tier, failures)
+    timed = [] if config.getoption("timing") == "no" else timings_of(subject, config.stash[TIERS], failures)
+    kernels = native_kernels(subject)
+    unknown = [name for name in settings.elsewhere if kernels["classes"] and name not in kernels["classes"]]
     excused = {test: reason for test, reason in config.stash[EXCUSED].items() if test in outcomes}
     return {
         "platform": subject.name,
@@ -181,9 +189,11 @@ def report_of(config: pytest.Config) -> dict[str, Any]:
         "tolerances": {what: dict(by_dtype) for what, by_dtype in settings.tolerance.items()},
         "changed_by_backend": subject.changed_by_backend,
         "unused_patterns": [
-            pattern for pattern in [*settings.skip, *settings.xfail] if pattern not in config.stash[USED]
+            *(pattern for pattern in [*settings.skip, *settings.xfail] if pattern not in config.stash[USED]),
+            *([] if subject.no_device else settings.unused_tolerances()),
+            *unknown,
         ],
-        **native_kernels(subject),
+        **kernels,
         "timings": timed,
         "slower_than_reference": slower(timed),
     }
@@ -213,21 +223,32 @@ def about(subject: Subject) -> dict[str, Any]:
 
 
 def native_kernels(subject: Subject) -> dict[str, Any]:
-    """Which kernels are the platform's own: families, and providers by op ("" where only the reference serves it)."""
+    """Whose the kernels are: of ops by name ("" where only the reference serves it), and of families by class."""
     from octavo.ops.catalogue import CATALOGUE
 
-    unknown = {"native": [], "native_ops": [], "op_coverage": 0.0, "ops": {}}
+    unknown = {"native": [], "classes": {}, "native_ops": [], "op_coverage": 0.0, "ops": {}}
     if subject.no_device:
         return unknown
     try:
-        table = subject.kernels
+        ops = [op for op in subject.ops() if op.provider != REFERENCE]
+        families = [cls for family in FAMILIES for cls in subject.classes(family) if cls.provider != REFERENCE]
     except OctavoError:
         return unknown
-    providers = {name: ", ".join(entry.provider for entry in table.providers(name)) for name in sorted(CATALOGUE)}
-    ops = [name for name in CATALOGUE if providers[name]]
-    families = [family for family in ("attention", "linear", "moe") if table.classes(family)]
-    coverage = 100 * len(ops) / len(CATALOGUE)
-    return {"native": families, "native_ops": ops, "op_coverage": coverage, "ops": providers}
+    providers = {name: ", ".join(shown(op) for op in ops if op.what == name) for name in sorted(CATALOGUE)}
+    native_ops = [name for name in CATALOGUE if any(op.what == name and not op.pack for op in ops)]
+    classes = {str(cls): {"pack": cls.pack, "proved": str(cls) in subject.proved} for cls in families}
+    return {
+        "native": native(classes),
+        "classes": classes,
+        "native_ops": native_ops,
+        "op_coverage": 100 * len(native_ops) / len(CATALOGUE),
+        "ops": providers,
+    }
+
+
+def shown(op: Kernel) -> str:
+    """A kernel by its provider, and by the pack that it is of."""
+    return f"{op.provider} (kernel pack {op.pack})" if op.pack else op.provider
 
 
 def timings_of(subject: Subject, tiers: Collection[str], failures: Collection[str]) -> list[dict[str, Any]]:

@@ -32,7 +32,7 @@ def page(data: Mapping[str, Any]) -> str:
     )
     environment.filters["microseconds"] = microseconds
     return environment.get_template("page.html").render(
-        data,
+        {"classes": {}} | dict(data),  # reports of before it was told whose each class is
         badge=badge(data),
         rows=[(tier, TIERS.get(tier, ""), data["by_tier"].get(tier, {})) for tier in data["tiers"]],
         outcomes=OUTCOMES,

@@ -10,11 +10,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from octavo.errors import ConfigError, PlatformNotFoundError
-from octavo.testing.conformance.levels import level, missing_for_next, slower
+from octavo.testing.conformance.levels import level, missing_for_next, native, slower
 from octavo.testing.conformance.settings import read_settings
 
 TIERS = ("0", "1", "2", "3", "4", "5", "6")
@@ -38,7 +39,8 @@ class Result:
         """The report in a few lines."""
         data = self.data
         counts = ", ".join(f"{number} {outcome}" for outcome, number in data["counts"].items())
-        native = ", ".join(data["native"]) or "none"
+        own = ", ".join(data["native"]) or "none proved"
+        packs = ", ".join(f"{name} ({its['pack']})" for name, its in data["classes"].items() if its["pack"])
         lines = [
             f"{data['platform']}: {counts or 'nothing ran'}; level {data['level']}"
             + (f", {data['proof']}" if data["proof"] else ""),
@@ -48,13 +50,20 @@ class Result:
             lines += [f"without a device: {data['no_device']}"]
             lines += [f"not run, as it needs one: tier {', '.join(idle)}"] if idle else []
         else:
-            lines += [f"own kernels: {native} ({data['op_coverage']:.0f}% of the ops)"]
+            lines += [f"own kernels: {own} ({data['op_coverage']:.0f}% of the ops)"]
+            lines += [f"of kernel packs: {packs}"] if packs else []
         slow = ", ".join(
             f"{entry['op']} {entry['provider']} " + (f"{entry['ratio']}x" if "ratio" in entry else entry["error"])
             for entry in data["slower_than_reference"]
         )
         lines += [f"slower than the reference on these small samples: {slow}"] if slow else []
         lines += [f"for the next level: {'; '.join(data['missing'])}"] if data["missing"] else []
+        wider = [
+            f"{of}.{dtype} = {error:g}"
+            for of, by_dtype in data["tolerances"].items()
+            for dtype, error in by_dtype.items()
+        ]
+        lines += [f"{len(wider)} tolerances of its own: {', '.join(wider)}"] if wider else []
         changed = ", ".join(data["changed_by_backend"])
         lines += [f"changed by the packages that give torch the device: {changed}"] if changed else []
         lines += [f"FAILED {test}: {message}" for test, message in data["failures"].items()]
@@ -75,7 +84,8 @@ def run(
 ) -> Result:
     """Run `tiers` on platform `name`. config: conformance.toml, by default the one in the current folder, if any.
 
-    jobs: processes that share the tests of kernels, behind all others; each compiles what its own need.
+    jobs: processes that share the tests of kernels, behind all others; each compiles what its own need. Behind them,
+    one times the kernels, alone.
     no_device: run only what needs no device, whether there is one or not.
     A fresh process, so that hygiene is judged from a clean start. Raises ConfigError if pytest is not installed or
     `config` is wrong, and PlatformNotFoundError if the platform is not installed or its device, wanted, is not here.
@@ -83,20 +93,21 @@ def run(
     if config is None and Path("conformance.toml").exists():
         config = Path("conformance.toml")
     read_settings(config)  # the process reads it again; here what is wrong in it is one line
+    process = partial(run_share, name, config=config, no_device=no_device)
     if jobs == 1:
-        data = run_share(name, tiers, config=config, quiet=quiet, no_device=no_device)
+        data = process(tiers, quiet=quiet)
     else:
         kernels = [tier for tier in tiers if tier in KERNELS]
         others = [tier for tier in tiers if tier not in KERNELS]
-        parts = [run_share(name, others, config=config, quiet=quiet, no_device=no_device)] if others else []
+        parts = [process(others, quiet=quiet)] if others else []
         with ThreadPoolExecutor(jobs) as pool:
             shares = [
-                pool.submit(
-                    run_share, name, kernels, config=config, quiet=True, share=f"{i}/{jobs}", no_device=no_device
-                )
+                pool.submit(process, kernels, quiet=True, share=f"{i}/{jobs}", timing="no")
                 for i in range(jobs if kernels else 0)
             ]
             parts += [share.result() for share in shares]
+        if kernels and not no_device:
+            parts.append(process(kernels, quiet=True, timing="only"))
         data = merged(parts)
     data |= {"tiers": list(tiers), "level": level(data, tiers)}
     return Result(data | {"missing": missing_for_next(data)})
@@ -110,13 +121,14 @@ def run_share(
     quiet: bool,
     no_device: bool,
     share: str = "0/1",
+    timing: str = "also",
 ) -> dict[str, Any]:
     """The report of one process. Raises as `run`."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "conformance.json")
         command = [sys.executable, "-m", "pytest", "-c", str(FOLDER / "pytest.ini"), "--rootdir", str(FOLDER)]
         command += ["-p", "no:cacheprovider", "--import-mode=importlib", "-q", "--tb=short"]
-        command += [f"--platform={name}", f"--report={report}", f"--share={share}"]
+        command += [f"--platform={name}", f"--report={report}", f"--share={share}", f"--timing={timing}"]
         command += [f"--settings={config.resolve()}"] if config else []
         command += ["--no-device"] if no_device else []
         command += [str(path) for tier in tiers for path in sorted(FOLDER.glob(f"test_t{tier}_*.py"))]
@@ -145,11 +157,15 @@ def merged(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     data["seconds"] = {tier: round(sum(part["seconds"].get(tier, 0.0) for part in parts), 1) for tier in sorted(tiers)}
     for field in ("failures", "xfails", "excused", "skipped"):
         data[field] = {test: message for part in parts for test, message in part[field].items()}
-    # A pattern may fit a test of one tier only; kernels are timed by every process that has some to test.
+    data["classes"] = {
+        name: its | {"proved": any(part["classes"].get(name, its)["proved"] for part in parts)}
+        for name, its in data["classes"].items()
+    }
+    data["native"] = native(data["classes"])
+    # A pattern may fit a test of one tier only.
     data["changed_by_backend"] = sorted({name for part in parts for name in part["changed_by_backend"]})
     unused = [set(part["unused_patterns"]) for part in parts]
     data["unused_patterns"] = sorted(set.intersection(*unused))
-    timed = {(entry["op"], entry["provider"]): entry for part in parts for entry in part["timings"]}
-    data["timings"] = list(timed.values())
+    data["timings"] = [entry for part in parts for entry in part["timings"]]
     data["slower_than_reference"] = slower(data["timings"])
     return data

@@ -31,12 +31,12 @@ Timed = tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]
 
 
 def timings(subject: Subject, *, tiers: Collection[str], failed: Collection[str]) -> list[dict[str, Any]]:
-    """{"op", "provider", "seconds", "reference", "ratio"} of every kernel that is the platform's own, slowest first.
+    """{"op", "provider", "seconds", "reference", "ratio"} of every kernel but the references, slowest first.
 
-    seconds, reference: of one call, the kernel's and the reference's; ratio: the first over the second.
-    tiers: what was tested ("2": ops, "3": attention, "4": linear layers and experts). failed: ids of failed tests;
-    their kernels are not timed. A kernel that fails here has "error" in place of numbers; one that refuses the case is
-    left out.
+    seconds, reference: of one call, the kernel's and the reference's; ratio: the first over the second. A kernel pack's
+    has "pack" too. tiers: what was tested ("2": ops, "3": attention, "4": linear layers and experts). failed: ids of
+    failed tests; their kernels are not timed. A kernel that fails here has "error" in place of numbers; one that
+    refuses the case is left out.
     """
     kernels: list[Kernel] = []
     if "2" in tiers:
@@ -49,7 +49,7 @@ def timings(subject: Subject, *, tiers: Collection[str], failed: Collection[str]
     for kernel in kernels:
         if kernel.provider == REFERENCE or any(f"[{kernel}" in test for test in failed):
             continue
-        named = {"op": kernel.what, "provider": kernel.provider}
+        named = {"op": kernel.what, "provider": kernel.provider} | ({"pack": kernel.pack} if kernel.pack else {})
         try:
             times = both_times(subject, kernel)
         except Exception as error:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
+
+import pytest
 
 from octavo.active_platform import ActivePlatform
 from octavo.config import EngineConfig, make_config
@@ -20,15 +22,23 @@ ENVIRONMENT = dict(os.environ)
 """As it was before any plugin was imported here: what fresh processes start with."""
 
 
+FAMILIES = ("attention", "linear", "moe")
+"""What kernel classes are registered for."""
+
+
 @dataclass(frozen=True)
 class Kernel:
-    """One implementation to test. what: an op, "linear", "moe" or "attention"; fn: the function or the kernel class."""
+    """One implementation to test. what: an op, "linear", "moe" or "attention"; fn: the function or the kernel class.
+
+    pack: name of the kernel pack that brought it; empty for the platform's own, and for the reference.
+    """
 
     what: str
     provider: str
     fn: Any
     inplace: bool = False
     graph_safe: bool = True
+    pack: str = ""
 
     def __str__(self) -> str:
         return f"{self.what}-{self.provider}"
@@ -69,11 +79,13 @@ class Subject:
 
     no_device: its hardware is not asked for, and no test may use `device` or what follows from it.
     changed_by_backend: names in torch, as tier 0 finds them.
+    proved: the kernel classes of which a case came out right.
     """
 
     def __init__(self, name: str, settings: Settings, *, no_device: bool = False) -> None:
         self.name, self.settings, self.no_device = name, settings, no_device
         self.changed_by_backend: list[str] = []
+        self.proved: set[str] = set()
 
     @cached_property
     def platform(self) -> ActivePlatform:
@@ -113,7 +125,8 @@ class Subject:
         table = self.kernels
         for name, definition in CATALOGUE.items():
             for entry in table.providers(name):
-                yield Kernel(name, entry.provider, entry.fn, entry.inplace, entry.graph_safe)
+                pack = next((pack for pack, its in table.packs.items() if entry in its.providers(name)), "")
+                yield Kernel(name, entry.provider, entry.fn, entry.inplace, entry.graph_safe, pack)
             yield Kernel(name, REFERENCE, definition)
 
     def classes(self, family: str) -> Iterator[Kernel]:
@@ -127,5 +140,27 @@ class Subject:
             "linear": ReferenceLinear,
             "moe": ReferenceMoE,
         }
-        for cls in [*self.kernels.classes(family), reference[family]]:
-            yield Kernel(family, cls.name, cls)
+        table = self.kernels
+        for cls in table.classes(family):
+            pack = next((pack for pack, its in table.packs.items() if cls in its.classes(family)), "")
+            yield Kernel(family, cls.name, cls, pack=pack)
+        yield Kernel(family, REFERENCE, reference[family])
+
+
+def check_usefulness(subject: Subject, kernel: Kernel, specs: Iterable[Any]) -> None:
+    """Fail for a class of the platform's own that refuses every spec, unless conformance.toml says where it works."""
+    if kernel.pack:
+        pytest.skip(f"the kernel pack {kernel.pack} brings it, and may be made for other devices")
+    reasons = []
+    for spec in specs:
+        answer = kernel.fn.supports(spec, subject.device)
+        if answer.ok:
+            return
+        assert answer.reason, "a refusal must carry a reason"
+        reasons.append(answer.reason)
+    if where := subject.settings.elsewhere.get(str(kernel)):
+        pytest.skip(f"not for this device: {where}")
+    said = "; ".join(dict.fromkeys(reasons))
+    pytest.fail(
+        f"refuses every case; name it in [elsewhere] of conformance.toml if it is for other devices. It says: {said}"
+    )

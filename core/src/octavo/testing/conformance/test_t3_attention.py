@@ -21,7 +21,7 @@ from octavo.plugin import (
     start_step,
 )
 from octavo.testing.conformance.paged import Case, Inputs, build, dense, kv_spec_of, with_block_size
-from octavo.testing.conformance.subject import Kernel, Subject
+from octavo.testing.conformance.subject import Kernel, Subject, check_usefulness
 
 ALLOWED = {"float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}
 NARROW = {"int8": 0.04, "float8_e4m3fn": 0.16, "float8_e5m2": 0.3}
@@ -68,6 +68,11 @@ def cases(dtype: str) -> Iterator[tuple[str, Case]]:
 @pytest.mark.parametrize("case", [name for name, _ in cases("float32")])
 def test_attention_agrees_with_dense(subject: Subject, attention: Kernel, dtype: str, case: str) -> None:
     check(subject, attention, fit(subject, dict(cases(dtype))[case]))
+
+
+def test_an_attention_class_is_good_for_something(subject: Subject, attention: Kernel) -> None:
+    batches = [fit(subject, case) for dtype in subject.caps.dtypes for _, case in cases(dtype)]
+    check_usefulness(subject, attention, (case.spec for case in batches))
 
 
 def test_every_claimed_block_size_works(subject: Subject, attention: Kernel, dtype: str) -> None:
@@ -200,6 +205,7 @@ def check(subject: Subject, attention: Kernel, case: Case, *, allowed: float | N
     torch.testing.assert_close(real, dense(case, inputs), atol=allowed, rtol=allowed)
     assert not got.isnan().any(), "padding tokens must not become NaN: they run through the layers behind"
     check_cache(case, inputs, before)
+    subject.proved.add(str(attention))
 
 
 def check_cache(case: Case, inputs: Inputs, before: list[torch.Tensor]) -> None:

@@ -12,7 +12,7 @@ from octavo.ops.activation import ACTIVATIONS
 from octavo.plugin import MoESpec
 from octavo.quant.online import is_plain
 from octavo.testing.conformance.schemes import SCHEMES, plain_numbers, quantized_weight
-from octavo.testing.conformance.subject import Kernel, Subject
+from octavo.testing.conformance.subject import Kernel, Subject, check_usefulness
 from octavo.testing.conformance.test_t4_linear import ONLINE
 
 ALLOWED = {"float32": 1e-4, "float16": 8e-3, "bfloat16": 4e-2}
@@ -106,6 +106,7 @@ def check(subject: Subject, moe: Kernel, spec: MoESpec) -> bool:
                 assert error <= allowed, (
                     f"{num_tokens} tokens: an error of {error:.2e} of the largest result, allowed {allowed:g} ({spec})"
                 )
+    subject.proved.add(str(moe))
     return True
 
 
@@ -130,6 +131,12 @@ def apply(
 def test_experts_give_the_weighted_sum(subject: Subject, moe: Kernel, dtype: str, top_k: int) -> None:
     if not check(subject, moe, spec_of(dtype, top_k)):
         pytest.skip("refuses plain experts in this dtype")
+
+
+def test_a_class_of_experts_is_good_for_something(subject: Subject, moe: Kernel) -> None:
+    plain = [spec_of(dtype) for dtype in subject.caps.dtypes]
+    packed = [replace(spec_of(subject.caps.default_dtype), scheme=scheme) for scheme in SCHEMES.values()]
+    check_usefulness(subject, moe, [*plain, *packed])
 
 
 @pytest.mark.parametrize("kind", sorted(set(ACTIVATIONS) - {"silu"}))

@@ -12,7 +12,7 @@ from octavo.ops.activation import ACTIVATIONS
 from octavo.plugin import BatchKey, LinearSpec
 from octavo.quant.online import is_plain
 from octavo.testing.conformance.schemes import SCHEMES, plain_numbers, quantized_weight
-from octavo.testing.conformance.subject import Kernel, Subject
+from octavo.testing.conformance.subject import Kernel, Subject, check_usefulness
 
 ALLOWED = {"float32": 1e-4, "float16": 4e-3, "bfloat16": 2e-2}
 """Error by dtype, as a share of the largest result."""
@@ -61,6 +61,13 @@ def test_a_linear_kernel_multiplies(subject: Subject, linear: Kernel, dtype: str
     ran = [check(subject, linear, *case) for case in plain_cases(dtype)]
     if not any(ran):
         pytest.skip("refuses plain weights in this dtype")
+
+
+def test_a_linear_class_is_good_for_something(subject: Subject, linear: Kernel) -> None:
+    dtypes = subject.caps.dtypes
+    plain = [spec_of(dtype, *shape) for dtype in dtypes for shape in SHAPES]
+    packed = [quantized_spec(dtype, packing) for dtype in dtypes for packing in SCHEMES]
+    check_usefulness(subject, linear, [*plain, *packed])
 
 
 @pytest.mark.parametrize("kind", sorted(ACTIVATIONS))
@@ -155,4 +162,5 @@ def check(
                 assert error <= allowed, (
                     f"{num_tokens} tokens: an error of {error:.2e} of the largest result, allowed {allowed:g} ({spec})"
                 )
+    subject.proved.add(str(linear))
     return True
