@@ -1,10 +1,11 @@
-"""The plugin API as data: every hook, Protocol and dataclass of `octavo.plugin`, with signatures and defaults, and what
-the modules beside it export.
+"""The plugin API as data: every hook, Protocol and dataclass of `octavo.plugin`, with signatures and defaults, what the
+modules beside it and those of `octavo.triton` give to plugins, and the ops.
 
-    python -m octavo.testing.api_snapshot > tests/contract/api_snapshot.json
+    python -m octavo.testing.api_snapshot > tests/compat/plugin_api_1_0/api_snapshot.json
 
-A test compares the file with the code, so that no change of the API goes unseen. An addition raises the minor number of
-`PLUGIN_API` (before 1.0 is frozen: when a release is made), a removal or a new meaning the major one.
+There is a file for each version, and none of them changes once its version is published. A test compares the newest
+with the code, so that no change of the API goes unseen: an addition raises the minor number of `PLUGIN_API`, a removal
+or a new meaning the major one. Another looks whether the versions that are still served are still offered.
 """
 
 from __future__ import annotations
@@ -13,14 +14,35 @@ import dataclasses
 import importlib
 import inspect
 import json
+from collections.abc import Iterable
 from typing import Any
 
+import octavo.ops  # (fills the catalogue)
 import octavo.plugin
+from octavo.ops.catalogue import CATALOGUE, OpDef
 from octavo.plugin import hookspecs
 from octavo.plugin.version import PLUGIN_API
 
 MODULES = ("models", "parsers", "recording", "torch")
 """The modules of the door that are imported by their own names: all that their `__all__` lists."""
+
+TRITON = {
+    "activation": ("act_and_mul",),
+    "attention_backend": ("TritonAttention",),
+    "attention_tuning": ("AttentionTuning", "DecodeCut"),
+    "attention_write": ("kv_write",),
+    "gemv": ("INTERPRETED", "GemvConfig", "default_config"),
+    "int4": ("Int4Config", "pack"),
+    "linear_fp8": ("Fp8Linear",),
+    "linear_int4": ("Int4Linear", "PackedInt4"),
+    "linear_plain": ("TorchLinear", "TritonLinear", "few_tokens_refusal", "refusal"),
+    "linear_tuning": ("ProductTuning",),
+    "ops": ("register_ops",),
+    "overlap": ("IN_ORDER", "Overlap"),
+    "skinny": ("SkinnyConfig",),
+}
+"""Module of `octavo.triton` -> what platforms import of it; the rest is its own. Values of defaults are left out: they
+are tuning."""
 
 
 def snapshot() -> dict[str, Any]:
@@ -35,36 +57,55 @@ def snapshot() -> dict[str, Any]:
         "hooks": {name: hook(function) for name, function in hooks().items()},
         "protocols": {name: members(cls) for name, cls in protocols.items()},
         "dataclasses": {name: fields(cls) for name, cls in data.items()},
-        "modules": {name: exports(name) for name in MODULES},
+        "modules": {name: exports(f"octavo.plugin.{name}") for name in MODULES},
+        "triton": {name: exports(f"octavo.triton.{name}", names, values=False) for name, names in TRITON.items()},
+        "ops": {name: op(definition) for name, definition in sorted(CATALOGUE.items())},
     }
 
 
-def exports(module: str) -> dict[str, Any]:
-    """What a module of the door exports: functions by signature, classes by members, other values by their type."""
-    found = importlib.import_module(f"octavo.plugin.{module}")
-    return {name: exported(getattr(found, name)) for name in sorted(found.__all__)}
+def exports(module: str, names: Iterable[str] | None = None, *, values: bool = True) -> dict[str, Any]:
+    """What a module gives, by default all of its `__all__`: functions by signature, classes by members, other values by
+    their type."""
+    found = importlib.import_module(module)
+    return {name: exported(getattr(found, name), values=values) for name in sorted(names or found.__all__)}
 
 
-def exported(value: Any) -> Any:
-    """One exported name, as data."""
+def op(definition: OpDef) -> dict[str, Any]:
+    """One op as a kernel of it sees it: its arguments, those it may overwrite, and the keys of `OpContext.params`."""
+    found = inspect.signature(definition.reference)
+    called = found.replace(parameters=[found.parameters[name] for name in definition.arguments])
+    return {
+        "signature": str(called).replace("'", ""),
+        "given_up": sorted(definition.given_up),
+        "params": sorted({key for sample in definition.samples("float32") for key in definition.params(sample)}),
+    }
+
+
+def exported(value: Any, *, values: bool = True) -> Any:
+    """One exported name, as data. values: with those of defaults."""
     if not inspect.isclass(value):
-        return signature(value) if inspect.isfunction(value) else type(value).__name__
+        return signature(value, values=values) if inspect.isfunction(value) else type(value).__name__
     if dataclasses.is_dataclass(value):
-        return methods(value) | fields(value)
+        return methods(value, values=values) | fields(value, values=values)
     if issubclass(value, tuple):
         return {name: str(kind) for name, kind in inspect.get_annotations(value).items()} | methods(value)
-    return members(value) if getattr(value, "_is_protocol", False) else methods(value, "__init__", "__call__")
+    return (
+        members(value)
+        if getattr(value, "_is_protocol", False)
+        else methods(value, "__init__", "__call__", values=values)
+    )
 
 
-def methods(cls: type, *special: str) -> dict[str, str]:
+def methods(cls: type, *special: str, values: bool = True) -> dict[str, str]:
     """Public methods and properties of a class, its parents' included, and the special ones named."""
     found = {}
     for name in dir(cls):
         value = inspect.getattr_static(cls, name)
-        plain = value.fget if isinstance(value, property) else value
+        kind = {property: "property", classmethod: "classmethod"}.get(type(value), "")
+        plain = value.fget if kind == "property" else getattr(value, "__func__", value)
         public = not name.startswith("_") or name in special
         if public and inspect.isfunction(plain) and ours(plain):
-            found[name] = f"{'property' if plain is not value else ''}{signature(plain)}"
+            found[name] = f"{kind}{signature(plain, values=values)}"
     return found
 
 
@@ -95,15 +136,18 @@ def members(protocol: type) -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-def signature(function: Any) -> str:
+def signature(function: Any, *, values: bool = True) -> str:
     """A signature as it is written: annotations unquoted, a default that is a function by its name."""
+
+    def shown(parameter: inspect.Parameter) -> inspect.Parameter:
+        if not values and parameter.default is not inspect.Parameter.empty:
+            return parameter.replace(default=Written("..."))
+        if inspect.isfunction(parameter.default):
+            return parameter.replace(default=Written(parameter.default.__name__))
+        return parameter
+
     found = inspect.signature(function)
-    parameters = [
-        parameter.replace(default=Written(parameter.default.__name__))
-        if inspect.isfunction(parameter.default)
-        else parameter
-        for parameter in found.parameters.values()
-    ]
+    parameters = [shown(parameter) for parameter in found.parameters.values()]
     return str(found.replace(parameters=parameters)).replace("'", "")
 
 
@@ -121,7 +165,7 @@ def ours(function: Any) -> bool:
     return bool(function.__module__.startswith("octavo"))
 
 
-def fields(cls: type) -> dict[str, str]:
+def fields(cls: type, *, values: bool = True) -> dict[str, str]:
     """Fields of a dataclass: type, and default if there is one."""
     found = {}
     for field in dataclasses.fields(cls):
@@ -132,7 +176,7 @@ def fields(cls: type) -> dict[str, str]:
             default = f" = {field.default!r}" if not isinstance(field.default, frozenset) else named_set(field.default)
         elif field.default_factory is not dataclasses.MISSING:
             default = f" = {getattr(field.default_factory, '__name__', 'factory')}()"
-        found[field.name] = f"{field.type}{default}"
+        found[field.name] = f"{field.type}{default if values or not default else ' = ...'}"
     return found
 
 
