@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from octavo import LLM, SamplingParams
+from octavo.ops.bind import REFERENCE
 from octavo.plugin import MultipleOf
 from octavo.testing.conformance.subject import Subject
 
@@ -54,6 +55,13 @@ def engine(subject: Subject, folder: Path, **settings: Any) -> LLM:
         "skip_tokenizer_init": True,
     }
     return LLM(str(folder), **(base | settings))
+
+
+def reference_kernels(subject: Subject) -> tuple[tuple[str, str], ...]:
+    """The setting `kernels` with which core's references serve what the platform, or a pack, has kernels for."""
+    families = [family for family in ("attention", "linear") if subject.kernels.classes(family)]
+    ops = sorted({kernel.what for kernel in subject.ops() if kernel.provider != REFERENCE})
+    return tuple((name, REFERENCE) for name in [*families, *ops])
 
 
 def tokens(llm: LLM, asked: list[list[int]], params: Any) -> list[list[int]]:

@@ -9,7 +9,14 @@ import pytest
 
 from octavo import SamplingParams
 from octavo.models.registry import MODELS
-from octavo.testing.conformance.engines import GREEDY, assert_likeliest, engine, prompts, tokens
+from octavo.testing.conformance.engines import (
+    GREEDY,
+    assert_likeliest,
+    engine,
+    prompts,
+    reference_kernels,
+    tokens,
+)
 from octavo.testing.conformance.subject import Subject
 from octavo.testing.tiny import make_model
 
@@ -108,10 +115,7 @@ def test_a_cached_prefix_changes_no_token(subject: Subject, folder: Path) -> Non
 
 
 def test_own_kernels_and_reference_kernels_agree(subject: Subject, folder: Path) -> None:
-    families = [family for family in ("attention", "linear") if subject.kernels.classes(family)]
-    ops = [kernel.what for kernel in subject.ops() if kernel.provider != "reference"]
-    if not families and not ops:
+    if not (forced := reference_kernels(subject)):
         pytest.skip("the platform has no kernel of its own")
-    forced = tuple((name, "reference") for name in [*families, *ops])
     reference = tokens(engine(subject, folder, kernels=forced, enforce_eager=True), prompts(), GREEDY)
     assert tokens(engine(subject, folder), prompts(), GREEDY) == reference

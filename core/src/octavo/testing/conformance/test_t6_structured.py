@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from octavo import SamplingParams, StructuredOutputs
-from octavo.testing.conformance.engines import GREEDY, engine, prompts
+from octavo.testing.conformance.engines import GREEDY, engine, prompts, reference_kernels
 from octavo.testing.conformance.subject import Subject
 from octavo.testing.tiny import make_model
 
@@ -39,7 +39,4 @@ def test_answers_have_their_shape_and_the_tokens_of_the_reference_kernels(subjec
     assert word in WORDS
     assert set(allowed) <= set(ALLOWED)
     assert len(free) == GREEDY.max_tokens
-    families = [family for family in ("attention", "linear") if subject.kernels.classes(family)]
-    ops = {op.what for op in subject.ops() if op.provider != "reference"}
-    forced = tuple((name, "reference") for name in [*families, *sorted(ops)])
-    assert own == answers(kernels=forced, enforce_eager=True)
+    assert own == answers(kernels=reference_kernels(subject), enforce_eager=True)
