@@ -39,40 +39,6 @@ def test_a_plugin_for_another_api_fails(check: Check) -> None:
     assert "1.99" in found
 
 
-PATCHES = """
-@hookimpl
-def register_kernels(registry):
-    import torch
-    import octavo.config
-    import octavo.engine.messages as messages
-    from octavo.ops.catalogue import CATALOGUE
-    from octavo.sampling.params import SamplingParams
-
-    octavo.config.check = lambda config: None
-    octavo.config.extra = 1
-    messages.int32.__code__ = messages.int64.__code__
-    SamplingParams.check_vocab = lambda self, vocab_size: None
-    CATALOGUE["rms_norm"] = CATALOGUE["greedy"]
-    torch.nn.functional.silu = torch.nn.functional.gelu
-"""
-
-
-@pytest.mark.slow
-def test_a_plugin_that_patches_is_caught_at_every_place(check: Check) -> None:
-    result = check(PATCHES, tiers="0")
-    assert "test_t0_hygiene.py::test_nothing_outside_the_plugin_is_patched[loading]" in result.data["failures"]
-    found = failures(result)
-    for name in (
-        "octavo.config.check",
-        "octavo.config.extra",
-        "octavo.engine.messages.int32.__code__",
-        "octavo.sampling.params.SamplingParams.check_vocab",
-        "octavo.ops.catalogue.CATALOGUE['rms_norm']",
-        "torch.nn.functional.silu",
-    ):
-        assert name in found
-
-
 @pytest.mark.slow
 def test_a_heavy_import_and_an_environment_write_are_caught(check: Check) -> None:
     found = failures(check("import torch\nos.environ['BAD_THREADS'] = '4'", tiers="0"))
@@ -157,7 +123,6 @@ def register_kernels(registry):
 """
 
 
-@pytest.mark.slow
 def test_wrong_kernels_are_caught_by_name(check: Check) -> None:
     result = check(WRONG_KERNELS, tiers="2,4")
     found = failures(result)
@@ -178,6 +143,7 @@ def test_known_failures_and_wider_tolerances_come_from_the_settings(check: Check
     [tolerance]
     rms_norm.float32 = 1e-2
     linear.float32 = 5e-2
+    attention.float32 = 1e9
     [xfail]
     "test_t2_ops.py::*[embedding-greedy-*]" = "zeroes the ids until driver 5"
     "test_t2_ops.py::*[add_rms_norm-careless-*]" = "likewise"
@@ -189,7 +155,10 @@ def test_known_failures_and_wider_tolerances_come_from_the_settings(check: Check
     result = check(WRONG_KERNELS, tiers="2,4", settings=textwrap.dedent(settings))
     assert result.data["failures"] == {}
     assert list(result.data["xfails"].values()) == ["zeroes the ids until driver 5", "likewise", "likewise"]
-    assert result.data["unused_patterns"] == ["test_t9*"]
+    assert result.data["unused_patterns"] == ["test_t9*", "attention.float32"]
+    assert "3 tolerances of its own: rms_norm.float32 = 0.01, linear.float32 = 0.05, attention.float32 = 1e+09" in (
+        result.summary()
+    )
     assert set(result.data["excused"].values()) == {"no quantized weights yet"}
     assert not set(result.data["excused"]) & set(result.data["skipped"])
     assert result.data["tolerances"]["rms_norm"] == {"float32": 1e-2}
@@ -216,7 +185,6 @@ def register_kernels(registry):
 """
 
 
-@pytest.mark.slow
 def test_attention_that_ignores_its_window_is_caught(check: Check) -> None:
     result = check(ATTENTION_OFF_BY_ONE, tiers="3")
     assert all("window" in test and "forgetful" in test for test in result.data["failures"])

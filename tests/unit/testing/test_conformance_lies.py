@@ -11,8 +11,6 @@ from octavo.testing.conformance.run import Result
 
 Check = Callable[..., Result]
 
-pytestmark = pytest.mark.slow
-
 
 def failures(result: Result) -> dict[str, str]:
     """Test without its file -> message."""
@@ -26,6 +24,7 @@ def test_a_missing_sdk_is_named_with_the_plugin(check: Check) -> None:
     assert "No module named 'acme_sdk'" in message
 
 
+@pytest.mark.slow
 def test_an_sdk_that_is_missed_late_is_named_with_the_hook(check: Check) -> None:
     late = ("    from octavo.plugin import MemInfo", "    import acme_sdk\n    from octavo.plugin import MemInfo")
     messages = set(failures(check(tiers="1", replace=late)).values())
@@ -153,6 +152,7 @@ def make_communicator(group):
 )
 
 
+@pytest.mark.slow
 def test_collectives_that_are_not_there_or_wrong_are_caught_by_name(check: Check) -> None:
     only = '[skip]\n"test_t5_ranks.py::*" = "the communicator is what this test looks at"\n'
     found = failures(check(LYING_RANKS, tiers="5", settings=only))
@@ -166,6 +166,7 @@ def test_collectives_that_are_not_there_or_wrong_are_caught_by_name(check: Check
     assert "test_ranks_can_wait_for_each_other" not in found
 
 
+@pytest.mark.slow
 def test_ranks_without_the_collectives_of_a_model_are_caught(check: Check) -> None:
     caps = "PlatformCaps(dtypes=('float32',), default_dtype='float32', max_world_size=2, collectives={'all_peduce'})"
     only = '[skip]\n"test_t5_ranks.py::*" = "claims"\n'
@@ -218,6 +219,7 @@ def register_kernels(registry):
 """
 
 
+@pytest.mark.slow
 def test_experts_that_ignore_the_map_or_refuse_without_a_reason_are_caught(check: Check) -> None:
     result = check(WRONG_EXPERTS, tiers="4")
     found = failures(result)

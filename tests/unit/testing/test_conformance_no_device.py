@@ -24,7 +24,6 @@ def test_absent_hardware_is_told_at_once_with_the_way_out(check: Check) -> None:
         check(tiers="0", replace=ABSENT)
 
 
-@pytest.mark.slow
 def test_without_a_device_the_contract_is_checked_and_no_level_reached(check: Check) -> None:
     result = check(tiers="0,1,2,3,4,5,6", replace=ABSENT, settings=LABEL, no_device=True)
     assert result.data["failures"] == {}

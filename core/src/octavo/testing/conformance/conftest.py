@@ -15,6 +15,7 @@ import pytest
 from octavo.errors import OctavoError
 from octavo.ops.bind import REFERENCE
 from octavo.plugin.version import PLUGIN_API
+from octavo.testing.conformance.journal import MAX_DEATHS, Journal
 from octavo.testing.conformance.levels import native, slower
 from octavo.testing.conformance.settings import read_settings, reason_for
 from octavo.testing.conformance.subject import FAMILIES, Kernel, Subject, needs_device, nothing_to_check
@@ -25,6 +26,9 @@ USED: pytest.StashKey[set[str]] = pytest.StashKey()
 EXCUSED: pytest.StashKey[dict[str, str]] = pytest.StashKey()
 TIERS: pytest.StashKey[Collection[str]] = pytest.StashKey()
 SECONDS: pytest.StashKey[dict[str, float]] = pytest.StashKey()
+JOURNAL: pytest.StashKey[Journal] = pytest.StashKey()
+COLLECTION, TIMING = "collection: what the platform registers", "timing of kernels"
+"""Names in the journal and the report of what is no test but runs the platform's code."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -34,6 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--report", type=Path, help="where to write the report as JSON")
     group.addoption("--share", default="0/1", help="which tests to run: I/N takes each N-th, from the I-th on")
     group.addoption("--timing", choices=("also", "no", "only"), default="also", help="whether kernels are timed")
+    group.addoption("--failed", action="append", default=[], help="a test of another process: its kernel is not timed")
     group.addoption("--no-device", action="store_true", help="run only what needs no device")
 
 
@@ -51,6 +56,24 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[EXCUSED] = {}
     config.stash[TIERS] = set()
     config.stash[SECONDS] = {}
+    resume(config, Journal(report.with_suffix(".journal") if report is not None else None))
+
+
+def resume(config: pytest.Config, journal: Journal) -> None:
+    """Take over what a process that died had found, and begin."""
+    config.stash[JOURNAL] = journal
+    subject, outcomes, spent = config.stash[SUBJECT], config.stash[OUTCOMES], config.stash[SECONDS]
+    for test, seconds, outcome, message in journal.reports():
+        spent[tier_of(test)] = spent.get(tier_of(test), 0.0) + seconds
+        if outcome:
+            outcomes[test] = (outcome, message)
+    if journal.state:
+        subject.changed_by_backend = journal.state["changed_by_backend"]
+        subject.proved |= set(journal.state["proved"])
+        subject.settings.used.update(journal.state["used"])
+    if reason := journal.died.get(COLLECTION):
+        subject.unusable = f"making its device and registering its kernels: {reason}"
+    journal.begin(COLLECTION, seconds=subject.settings.limit("test"))
 
 
 @pytest.fixture(scope="session")
@@ -97,7 +120,7 @@ def pytest_runtest_call(item: pytest.Item) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     subject = config.stash[SUBJECT]
-    settings = subject.settings
+    settings, journal = subject.settings, config.stash[JOURNAL]
     for item in items:
         if subject.no_device and item.get_closest_marker("no_device") is None:
             item.add_marker(pytest.mark.skip(reason=needs_device(subject)))
@@ -110,9 +133,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             config.stash[USED].add(found[0])
             # Strict: a known failure that passes is stale news, and is shown as a failure.
             item.add_marker(pytest.mark.xfail(reason=found[1], strict=True))
+            if test_id(item.nodeid) in journal.died:
+                config.stash[OUTCOMES][test_id(item.nodeid)] = ("xfailed", found[1])
+        if len(journal.died) >= MAX_DEATHS:
+            item.add_marker(pytest.mark.skip(reason=f"not run: the process had died {MAX_DEATHS} times"))
     first, step = map(int, config.getoption("share").split("/"))
     config.stash[TIERS] = {tier_of(test_id(item.nodeid)) for item in items}
     items[:] = [] if config.getoption("timing") == "only" else items[first::step]
+    items[:] = [item for item in items if test_id(item.nodeid) not in config.stash[OUTCOMES]]
+    journal.end(COLLECTION)
 
 
 def test_id(nodeid: str) -> str:
@@ -127,15 +156,32 @@ def tier_of(test: str) -> str:
 
 
 @pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    journal, limit = item.config.stash[JOURNAL], item.config.stash[SUBJECT].settings.limit("test")
+    journal.begin(test_id(item.nodeid), seconds=limit)
+    result = yield
+    journal.end(test_id(item.nodeid))
+    return result
+
+
+@pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item,
     call: pytest.CallInfo[None],
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report: pytest.TestReport = yield
-    seconds, tier = item.config.stash[SECONDS], tier_of(test_id(item.nodeid))
+    subject, test = item.config.stash[SUBJECT], test_id(item.nodeid)
+    seconds, tier = item.config.stash[SECONDS], tier_of(test)
     seconds[tier] = seconds.get(tier, 0.0) + report.duration
+    outcome, message = "", ""
     if report.when == "call" or report.outcome != "passed":
-        item.config.stash[OUTCOMES][test_id(item.nodeid)] = outcome_of(report, call)
+        outcome, message = item.config.stash[OUTCOMES][test] = outcome_of(report, call)
+    state = {
+        "changed_by_backend": subject.changed_by_backend,
+        "proved": sorted(subject.proved),
+        "used": sorted(subject.settings.used),
+    }
+    item.config.stash[JOURNAL].report(test, report.duration, outcome, message, state=state)
     return report
 
 
@@ -168,7 +214,12 @@ def report_of(config: pytest.Config) -> dict[str, Any]:
         return {test: message for test, (outcome, message) in outcomes.items() if outcome == wanted}
 
     settings, failures = subject.settings, having("failed")
-    timed = [] if config.getoption("timing") == "no" else timings_of(subject, config.stash[TIERS], failures)
+    timed = []
+    if config.getoption("timing") != "no" and TIMING not in failures:
+        config.stash[JOURNAL].begin(TIMING, seconds=settings.limit("test"))
+        known = {*failures, *having("xfailed"), *config.stash[EXCUSED], *config.getoption("failed")}
+        timed = timings_of(subject, config.stash[TIERS], known)
+        config.stash[JOURNAL].end(TIMING)
     kernels = native_kernels(subject)
     unknown = [name for name in settings.elsewhere if kernels["classes"] and name not in kernels["classes"]]
     excused = {test: reason for test, reason in config.stash[EXCUSED].items() if test in outcomes}

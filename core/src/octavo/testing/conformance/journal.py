@@ -69,9 +69,12 @@ class Journal:
         return str(turns[-1].get("begin", "")) if turns else ""
 
     def bury(self, returncode: int) -> bool:
-        """The process has ended without a report: note that what was running has failed. False if nothing was."""
+        """The process has ended without a report: note that what was running has failed.
+
+        False if nothing was, or what did so before: then it is no use to go on.
+        """
         what = self.running
-        if not what:
+        if not what or what in self.died:
             return False
         trace = self._hung.read_text() if self._hung is not None and self._hung.exists() else ""
         message = f"it hangs: {innermost(trace)}" if trace else f"the process died: {ending(returncode)}"

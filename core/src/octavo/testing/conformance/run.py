@@ -11,15 +11,19 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from octavo.errors import ConfigError, PlatformNotFoundError
+from octavo.errors import ConfigError, OctavoError, PlatformNotFoundError
+from octavo.testing.conformance.journal import Journal, ending
 from octavo.testing.conformance.levels import level, missing_for_next, native, slower
 from octavo.testing.conformance.settings import read_settings
 
 TIERS = ("0", "1", "2", "3", "4", "5", "6")
 FOLDER = Path(__file__).parent
+EARLY = (2, 3, 4)
+"""Exit codes of pytest: interrupted (by files that cannot be imported, too), an error of its own, wrongly called."""
 
 KERNELS = frozenset({"2", "3", "4"})
 """Tiers whose tests know nothing of each other, so that several can run at once."""
@@ -88,10 +92,13 @@ def run(
     one times the kernels, alone.
     no_device: run only what needs no device, whether there is one or not.
     A fresh process, so that hygiene is judged from a clean start. Raises ConfigError if pytest is not installed or
-    `config` is wrong, and PlatformNotFoundError if the platform is not installed or its device, wanted, is not here.
+    `config` is wrong, PlatformNotFoundError if the platform is not installed or its device, wanted, is not here, and
+    OctavoError if it ends the process outside of tests, as when it is imported.
     """
     if config is None and Path("conformance.toml").exists():
         config = Path("conformance.toml")
+    if find_spec("pytest") is None:
+        raise ConfigError("the conformance kit runs on pytest, which is not installed: pip install 'octavo[test]'")
     read_settings(config)  # the process reads it again; here what is wrong in it is one line
     process = partial(run_share, name, config=config, no_device=no_device)
     if jobs == 1:
@@ -107,7 +114,8 @@ def run(
             ]
             parts += [share.result() for share in shares]
         if kernels and not no_device:
-            parts.append(process(kernels, quiet=True, timing="only"))
+            failed = [test for part in parts for kind in ("failures", "xfails", "excused") for test in part[kind]]
+            parts.append(process(kernels, quiet=True, timing="only", failed=failed))
         data = merged(parts)
     data |= {"tiers": list(tiers), "level": level(data, tiers)}
     return Result(data | {"missing": missing_for_next(data)})
@@ -122,8 +130,9 @@ def run_share(
     no_device: bool,
     share: str = "0/1",
     timing: str = "also",
+    failed: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The report of one process. Raises as `run`."""
+    """The report of one process. failed: tests of others, whose kernels it does not time. Raises as `run`."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "conformance.json")
         command = [sys.executable, "-m", "pytest", "-c", str(FOLDER / "pytest.ini"), "--rootdir", str(FOLDER)]
@@ -131,17 +140,31 @@ def run_share(
         command += [f"--platform={name}", f"--report={report}", f"--share={share}", f"--timing={timing}"]
         command += [f"--settings={config.resolve()}"] if config else []
         command += ["--no-device"] if no_device else []
+        command += [f"--failed={test}" for test in failed]
         command += [str(path) for tier in tiers for path in sorted(FOLDER.glob(f"test_t{tier}_*.py"))]
-        done = subprocess.run(command, check=False, text=True, stdout=subprocess.PIPE if quiet else None)
-        if not report.exists():
-            raise ConfigError(
-                f"the conformance kit did not run (pytest exit code {done.returncode}): pip install 'octavo[test]'"
-                + (f"\n{done.stdout}" if quiet else "")
-            )
+        ended = run_until_reported(command, report, quiet=quiet)
         data: dict[str, Any] = json.loads(report.read_text())
+    if ended in EARLY:
+        data["failures"]["the kit itself"] = f"pytest ended early: {ending(ended)}"
     if reason := data.get("nothing_to_check"):
         raise PlatformNotFoundError(reason, platform=name)
     return data
+
+
+def run_until_reported(command: Sequence[str], report: Path, *, quiet: bool) -> int:
+    """Run the process until it has written its report, again where a test ended it: it goes on behind that test.
+
+    Returns its exit code. Raises OctavoError if it ends outside of tests.
+    """
+    while True:
+        with report.with_suffix(".output").open("w+") as output:
+            ended = subprocess.run(command, check=False, stdout=output if quiet else None).returncode
+            if report.exists():
+                return ended
+            if not Journal(report.with_suffix(".journal")).bury(ended):
+                output.seek(0)
+                said = f"the conformance kit ended outside its tests: {ending(ended)}\n{output.read()}"
+                raise OctavoError(said.rstrip())
 
 
 def merged(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

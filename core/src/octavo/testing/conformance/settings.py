@@ -12,7 +12,7 @@ rms_norm.bfloat16 = 3e-2          # op, or "linear" / "moe" / "attention", by dt
 
 [max_seconds]
 probe = 2.0                       # import and probe together; by default 1
-test = 900                        # any one test, from which on it hangs; by default 600
+test = 900                        # any one test, or the timing of kernels: then it hangs; by default 600
 
 [absent]                          # environment variables with which the plugin does not find its hardware
 ACME_DEVICE = "/nonexistent"

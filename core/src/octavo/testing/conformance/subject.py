@@ -13,7 +13,7 @@ import pytest
 from octavo.active_platform import ActivePlatform
 from octavo.config import EngineConfig, make_config
 from octavo.discovery import installed, select
-from octavo.errors import OctavoError, PlatformNotFoundError
+from octavo.errors import OctavoError, PlatformBrokenError, PlatformNotFoundError
 from octavo.ops.bind import REFERENCE, KernelTable
 from octavo.plugin import Device, PlatformCaps
 from octavo.testing.conformance.settings import Settings
@@ -80,12 +80,14 @@ class Subject:
     no_device: its hardware is not asked for, and no test may use `device` or what follows from it.
     changed_by_backend: names in torch, as tier 0 finds them.
     proved: the kernel classes of which a case came out right.
+    unusable: how an earlier process ended when it made the device; it is not made again.
     """
 
     def __init__(self, name: str, settings: Settings, *, no_device: bool = False) -> None:
         self.name, self.settings, self.no_device = name, settings, no_device
         self.changed_by_backend: list[str] = []
         self.proved: set[str] = set()
+        self.unusable = ""
 
     @cached_property
     def platform(self) -> ActivePlatform:
@@ -106,6 +108,8 @@ class Subject:
 
     @cached_property
     def device(self) -> Device:
+        if self.unusable:
+            raise PlatformBrokenError(self.unusable, platform=self.name)
         device = self.platform.make_device(0, self.config)
         device.activate()
         return device

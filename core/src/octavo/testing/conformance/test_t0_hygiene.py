@@ -19,6 +19,7 @@ from octavo.config import make_config
 from octavo.features import WORDS
 from octavo.plugin import PlatformCaps
 from octavo.plugin.version import refusal
+from octavo.testing.conformance.journal import ending
 from octavo.testing.conformance.subject import ENVIRONMENT, Subject, absence, needs_device
 
 pytestmark = pytest.mark.no_device
@@ -52,15 +53,20 @@ def opened(subject: Subject) -> dict[str, object]:
 
 
 def open_afresh(subject: Subject) -> dict[str, object]:
-    return run_fresh(OPEN.format(name=subject.name, heavy=HEAVY))
+    return run_fresh(subject, "-c", OPEN.format(name=subject.name, heavy=HEAVY))
 
 
-def run_fresh(code: str, **environment: str) -> dict[str, object]:
-    """Run code in a process that knows no plugin, with `environment` on top of the usual one."""
-    env = ENVIRONMENT | environment
-    done = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, check=False, env=env)
-    assert done.returncode == 0, done.stderr.strip().splitlines()[-1]
-    facts: dict[str, object] = json.loads(done.stdout.strip().splitlines()[-1])
+def run_fresh(subject: Subject, *arguments: str, **environment: str) -> dict[str, Any]:
+    """What a Python that knows no plugin prints last, as JSON, with `environment` on top of the usual one."""
+    # It ends before the kit's own process is ended for waiting, so that nothing stays behind.
+    limit = 0.9 * subject.settings.limit("test")
+    command, env = [sys.executable, *arguments], ENVIRONMENT | environment
+    try:
+        done = subprocess.run(command, text=True, capture_output=True, check=False, env=env, timeout=limit)
+    except subprocess.TimeoutExpired:
+        pytest.fail(f"a fresh process did not end within {limit:g} seconds")
+    assert done.returncode == 0, (done.stderr.strip().splitlines() or [ending(done.returncode)])[-1]
+    facts: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return facts
 
 
@@ -98,7 +104,7 @@ def test_absent_hardware_is_an_answer_with_a_reason(subject: Subject) -> None:
     hide = subject.settings.absent
     if not hide and not absence(subject.name):
         pytest.skip("conformance.toml does not say how to hide the hardware: [absent] with environment variables")
-    found = run_fresh(ABSENT.format(name=subject.name), **hide)
+    found = run_fresh(subject, "-c", ABSENT.format(name=subject.name), **hide)
     assert found["state"] == "absent", f"with {dict(hide)} the platform is {found['state']}: {found['reason']}"
     assert found["reason"], "an absent platform must say what was not found: Probe(available=False, reason=...)"
 
@@ -169,18 +175,15 @@ def test_a_spawned_worker_can_load_the_locked_platform(subject: Subject) -> None
         f"lock = pickle.loads({pickle.dumps(lock)!r})\n"
         "print(json.dumps({'version': load(lock).info.version}))"
     )
-    assert run_fresh(code) == {"version": subject.platform.info.version}
+    assert run_fresh(subject, "-c", code) == {"version": subject.platform.info.version}
 
 
 @pytest.fixture(scope="module")
 def patched(subject: Subject) -> dict[str, Any]:
     """What loading the platform and serving a request with it changed, in a fresh process."""
     assert subject.platform is not None
-    command = [sys.executable, "-m", "octavo.testing.conformance.patches", subject.name]
-    command += ["--no-device"] if subject.no_device else []
-    done = subprocess.run(command, text=True, capture_output=True, check=False, env=ENVIRONMENT)
-    assert done.returncode == 0, done.stderr.strip().splitlines()[-1]
-    facts: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    flags = ["--no-device"] if subject.no_device else []
+    facts = run_fresh(subject, "-m", "octavo.testing.conformance.patches", subject.name, *flags)
     subject.changed_by_backend = facts["backend"]
     return facts
 
