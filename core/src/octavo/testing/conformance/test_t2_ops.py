@@ -54,7 +54,7 @@ def test_a_graph_safe_kernel_can_be_replayed(subject: Subject, op: Kernel) -> No
         args = on_device(sample, subject)
         handle = runner.prepare(BatchKey(num_tokens=1, num_seqs=1), lambda: fn(*args))
         # Other numbers in the same memory: a kernel that read them on the host would give the old results.
-        others = on_device(tuple(map(turned, sample)), subject)
+        others = tuple(map(turned, sample))
         fill(args, others)
         replayed = tree_map(copied, runner.run(handle))
         left = tree_map(copied, kept(op, args))
