@@ -96,7 +96,8 @@ test-tpu: $(ENVS)/tpu/.ready  ## test octavo-tpu on XLA's CPU device and against
 	$(TEST_ENV) TORCH_DEVICE_BACKEND_AUTOLOAD=0 $(ENVS)/tpu/bin/python -m pytest plugins/tpu/tests/test_tpu_kernel.py
 	$(TEST_ENV) TORCH_DEVICE_BACKEND_AUTOLOAD=0 $(ENVS)/tpu/bin/python -m pytest plugins/tpu/tests --ignore plugins/tpu/tests/test_tpu_kernel.py --ignore-glob '*/with_*'
 	$(TEST_ENV) TORCH_DEVICE_BACKEND_AUTOLOAD=0 OCTAVO_EXTRA_PLATFORMS=tpu_on_cpu=xla_cpu PYTHONPATH=plugins/tpu/tests \
-		$(ENVS)/tpu/bin/octavo plugin check tpu_on_cpu --config plugins/tpu/conformance-simulated.toml
+		$(ENVS)/tpu/bin/octavo plugin check tpu_on_cpu --config plugins/tpu/conformance-simulated.toml \
+		--report build/conformance-tpu-torch_tpu.json
 
 test-tpu-xla: $(ENVS)/tpu-xla/.ready  ## test octavo-tpu with torch_xla on its XLA:CPU
 	$(ENVS)/tpu-xla/bin/python .ci/no_cuda.py
