@@ -8,6 +8,7 @@
     tier 5  ranks       every claimed collective between two processes, and an engine of two ranks
     tier 6  engine      whole models: equal tokens whatever the settings
 
-`run` starts pytest on them, `levels` judges what came back, `page` shows it. What a vendor says about its own results
+`run` starts pytest on them, again where a test ended the process (`journal`), `levels` judges what came back, `page`
+shows it. What a vendor says about its own results
 is `conformance.toml` (`settings`).
 """
