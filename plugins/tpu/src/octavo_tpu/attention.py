@@ -127,6 +127,9 @@ class MatmulAttention(BlockAttention):
 
     A context is walked in rounds of as many pages as `ROUND_BYTES` allows, with a running softmax (Milakov and
     Gimelshein, arXiv:1805.02867), so that how much memory a step takes does not depend on the context.
+
+    Heads come first here: products of several matrices are one of [Hkv * NB] to XLA, which can divide over chips what
+    lies outermost there and would else gather the keys and values of all heads on each.
     """
 
     name: ClassVar[str] = "matmul"
@@ -140,6 +143,7 @@ class MatmulAttention(BlockAttention):
         pages = table[blocks.seq].view(-1, num_rounds, num_pages).transpose(0, 1)  # [rounds, NB, P]
         begins = torch.arange(num_rounds, dtype=torch.int32, device=table.device) * (num_pages * size)
         scaled = queries.float() * (spec.scale * by_block_head(layer.k_scale))
+        scaled = scaled.transpose(0, 1).contiguous()  # [Hkv, NB, W * G, D]; what a loop gives back is contiguous too
         place = torch.arange(num_pages * size, dtype=torch.int32, device=table.device)
         row = torch.arange(width, dtype=torch.int32, device=table.device)
         position = (blocks.first[:, None] + row)[..., None]  # [NB, W, 1]
@@ -148,16 +152,16 @@ class MatmulAttention(BlockAttention):
         def walk(state: tuple[Tensor, ...], pages: Tensor, begin: Tensor) -> tuple[Tensor, ...]:
             """One round: what the softmax and its product with V have become behind it."""
             largest, total, result = state
-            # [NB, P, Hkv, N, D] -> [NB, Hkv, P * N, D]
-            keys, values = (one[pages].transpose(1, 2).flatten(2, 3).float() for one in (kv.k, kv.v))
-            logits = scaled @ keys.transpose(-1, -2)  # [NB, Hkv, W * G, P * N]
+            # [NB, P, Hkv, N, D] -> [Hkv, NB, P * N, D]
+            keys, values = (one[pages].permute(2, 0, 1, 3, 4).flatten(2, 3).float() for one in (kv.k, kv.v))
+            logits = scaled @ keys.transpose(-1, -2)  # [Hkv, NB, W * G, P * N]
             if spec.softcap is not None:
                 logits = spec.softcap * torch.tanh(logits / spec.softcap)
             context = begin + place
             seen = (context <= position) & (context < past)
             if spec.window is not None:
                 seen &= context > position - spec.window
-            seen = seen.repeat_interleave(queries.shape[2] // width, dim=1)[:, None]  # [NB, 1, W * G, P * N]
+            seen = seen.repeat_interleave(queries.shape[2] // width, dim=1)  # [NB, W * G, P * N]
             logits = torch.where(seen, logits, MASKED)
             most = torch.maximum(largest, logits.amax(dim=-1, keepdim=True))
             kept = torch.exp(largest - most)
@@ -169,7 +173,7 @@ class MatmulAttention(BlockAttention):
         none = torch.zeros_like(scaled[..., :1])
         start = (none + MASKED, none, torch.zeros_like(scaled))
         _, total, result = in_rounds(walk, start, pages, begins)
-        result = result / torch.where(total > 0, total, 1.0)
+        result = (result / torch.where(total > 0, total, 1.0)).transpose(0, 1).contiguous()
         return (result * by_block_head(layer.v_scale)).to(queries.dtype)
 
 

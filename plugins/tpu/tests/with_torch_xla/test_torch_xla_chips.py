@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -27,13 +27,26 @@ def run(model: Path, *, dump: Path | None = None, **options: str) -> dict[str, A
     return found
 
 
-def test_two_and_four_chips_give_the_tokens_of_one_and_hold_a_part_each(tmp_path: Path) -> None:
-    model = make_model(tmp_path / "model", "llama", tokenizer=False)
-    one = run(model)
+class Start(NamedTuple):
+    """An engine on one chip: its model, the folder that it keeps its programs in, and what was found."""
+
+    model: Path
+    programs: Path
+    found: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Start:
+    model = make_model(tmp_path_factory.mktemp("model"), "llama", tokenizer=False)
+    programs = tmp_path_factory.mktemp("programs")
+    return Start(model, programs, run(model, cache_dir=str(programs)))
+
+
+def test_two_and_four_chips_give_the_tokens_of_one_and_hold_a_part_each(one: Start, tmp_path: Path) -> None:
     for chips in (2, 4):
         dump = tmp_path / f"dump{chips}"
-        found = run(model, dump=dump, chips=str(chips))
-        assert found["tokens"] == one["tokens"]
+        found = run(one.model, dump=dump, chips=str(chips))
+        assert found["tokens"] == one.found["tokens"]
         assert found["compiled"][1] == 0, "nothing is compiled behind the first request"
         parts = found["divided"]
         assert all(whole != part for whole, part in parts)
@@ -45,12 +58,13 @@ def test_two_and_four_chips_give_the_tokens_of_one_and_hold_a_part_each(tmp_path
         assert bool(caches) == (chips == 2)
         summing = [path.read_text() for path in dump.glob("*after_optimizations.txt")]
         summing = [text for text in summing if "all-reduce" in text]
+        loops = [part for text in summing for part in text.split("\n\n") if "Body" in part.lstrip().split("(")[0]]
+        assert len(loops) == 4, "of 2 steps, 2 layers each, walk contexts"
+        assert not any(word in part for part in loops for word in ("all-", "collective-")), "each chip walks its heads'"
         donating = [text for text in summing if "input_output_alias={ {" in text.splitlines()[0]]
         assert len(donating) >= 2, "each of the two steps adds partial sums over the chips and overwrites the caches"
 
 
-def test_programs_are_written_to_the_folder_and_a_second_start_with_it_serves(tmp_path: Path) -> None:
-    model, folder = make_model(tmp_path / "model", "llama", tokenizer=False), tmp_path / "programs"
-    first = run(model, cache_dir=str(folder))
-    assert len(list(folder.iterdir())) == first["compiled"][0] > 0
-    assert run(model, cache_dir=str(folder))["tokens"] == first["tokens"]
+def test_programs_are_written_to_the_folder_and_a_second_start_with_it_serves(one: Start) -> None:
+    assert len(list(one.programs.iterdir())) == one.found["compiled"][0] > 0
+    assert run(one.model, cache_dir=str(one.programs))["tokens"] == one.found["tokens"]
