@@ -103,8 +103,9 @@ def card() -> Device:
 
 
 @cache
-def serve_hip_on_host() -> object:
-    """Let the plugin's ops take tensors of the host, and its self-test be made there. What is returned keeps it so."""
+def serve_hip_on_host() -> Any:
+    """Let the plugin's ops take tensors of the host, and its self-test be made there. What is returned, a library of
+    torch's, keeps it so."""
     import torch
     from host_hip import host_products
 

@@ -4,6 +4,7 @@ replayed. Everything but the recording itself is as on a gfx950: its sizes, padd
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,20 @@ from rocm_interpreted import Again
 from octavo import LLM, SamplingParams
 from octavo.plugin import recording as recorder
 from octavo.testing.tiny import make_model
+from octavo_rocm import products
 from octavo_rocm.linear import HipblasltLinear
 
 PROMPTS = [[3, 4, 5, 6, 7], [9, 8, 7], [11] * 20]
+
+
+@pytest.fixture(autouse=True)
+def of_one_test(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What the platform changes in the process, for as long as that lasts, ends with the test."""
+    monkeypatch.setattr(products, "card_objection", products.card_objection)
+    yield
+    rocm_interpreted.serve_hip_on_host()._destroy()
+    for made_once in (rocm_interpreted.card, rocm_interpreted.serve_hip_on_host):
+        made_once.cache_clear()
 
 
 @pytest.mark.parametrize("model_type", ["llama", pytest.param("qwen3", marks=pytest.mark.slow)])
@@ -32,11 +44,11 @@ def test_recorded_shapes_give_the_tokens_of_cores_own_device(
     monkeypatch.setenv("OCTAVO_EXTRA_PLATFORMS", "rocm_interpreted=rocm_interpreted,refdev=octavo.testing.refdev")
     monkeypatch.setattr(recorder, "LONG_TOKENS", 16)
     monkeypatch.setattr(recorder, "FEW_SEQS", 2)
-    products: list[int] = []
+    multiplied: list[int] = []
     multiply = HipblasltLinear.apply
 
     def counted(self: Any, x: Any, w: Any, bias: Any) -> Any:
-        products.append(x.shape[0])
+        multiplied.append(x.shape[0])
         return multiply(self, x, w, bias)
 
     monkeypatch.setattr(HipblasltLinear, "apply", counted)
@@ -52,5 +64,5 @@ def test_recorded_shapes_give_the_tokens_of_cores_own_device(
         tokens[platform] = [list(o.outputs[0].token_ids) for o in outputs]
     assert tokens["rocm_interpreted"] == tokens["refdev"]
     assert rocm_interpreted.card().arch == "gfx950"
-    assert products, "this plugin's products served the model"
+    assert multiplied, "this plugin's products served the model"
     assert {key.max_q_len for key in Again.used} == {0, 1}, "prompts and decoding both went through recorded shapes"
