@@ -47,6 +47,36 @@ def test_build_without_a_compiler_says_why(tmp_path: Path, monkeypatch: pytest.M
     assert not (tmp_path / "library.so").exists()
 
 
+@pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ compiler")
+def test_library_is_compiled_again_after_a_change_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library, source = tmp_path / "library.so", tmp_path / "one.cpp"
+    monkeypatch.setattr(build, "HERE", tmp_path)
+    monkeypatch.setattr(build, "LIBRARY", library)
+    monkeypatch.setattr(build, "RECIPE", tmp_path / "recipe.txt")
+    monkeypatch.setattr(build, "FAILURE", tmp_path / "why.txt")
+
+    def compiles() -> bool:
+        library.write_bytes(b"as it was")
+        assert build.build_or_say_why()
+        return library.read_bytes() != b"as it was"
+
+    source.write_text("int one() { return 1; }")
+    assert compiles()
+    assert not compiles()
+    source.write_text("int one() { return 2; }")
+    assert compiles()
+    monkeypatch.setenv("OCTAVO_CPU_CXXFLAGS", "-DSOMETHING")
+    assert compiles()
+    library.unlink()
+    assert build.build_or_say_why()
+    assert library.exists()
+    source.write_text("no C++")
+    assert not build.build_or_say_why()
+    assert not library.exists()
+    source.write_text("int one() { return 2; }")
+    assert compiles(), "what was made before the failure is gone"
+
+
 MIRRORS = (attention_native, communicator, linear_native, ops_native, sampling_native, tape)
 """Modules with twins of the structures of api.h: classes whose docstring names theirs."""
 

@@ -3,11 +3,13 @@
     python -m octavo_cpu.kernels.build        again, after a change (the installation runs it by itself)
 
 Knows nothing of Octavo or torch: the installation imports it from the bare source tree. The environment may name the
-compiler (CXX) and further flags (OCTAVO_CPU_CXXFLAGS).
+compiler (CXX) and further flags (OCTAVO_CPU_CXXFLAGS). A library of the same sources, compiler and flags stays: when
+the tree is installed again, or packed into a wheel, nothing is compiled.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import shlex
@@ -20,6 +22,8 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 LIBRARY = HERE / "liboctavo_cpu.so"
+RECIPE = HERE / "build-recipe.txt"
+"""What the library beside it was made of, as a hash."""
 FAILURE = HERE / "build-failure.txt"
 """Why the last build gave no library; `native.py` tells it to who asks."""
 
@@ -62,12 +66,16 @@ def sources() -> list[Path]:
     return [file for file in sorted(HERE.glob("*.cpp")) if file.name in ours or file.name not in OF_FILE]
 
 
+def flags_of_the_user() -> list[str]:
+    return shlex.split(os.environ.get("OCTAVO_CPU_CXXFLAGS", ""))
+
+
 def build(target: Path = LIBRARY, flags: tuple[str, ...] = ()) -> Path:
     """Compile and link `target`, atomically. Raises NoLibraryError with the compiler's words."""
     if sys.platform not in ("linux", "darwin"):
         raise NoLibraryError(f"the compiled kernels are for Linux and macOS, not {sys.platform}")
     cxx = shlex.split(compiler())
-    extra = (*flags, *shlex.split(os.environ.get("OCTAVO_CPU_CXXFLAGS", "")))
+    extra = (*flags, *flags_of_the_user())
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
 
         def compile_one(file: Path) -> str:
@@ -84,21 +92,40 @@ def build(target: Path = LIBRARY, flags: tuple[str, ...] = ()) -> Path:
     return target
 
 
-def run(command: list[str]) -> None:
-    """Run one command of the compiler."""
+def recipe() -> str:
+    """A hash of all that `build` depends on. Raises NoLibraryError where there is no compiler that runs."""
+    cxx = shlex.split(compiler())
+    machine = (sys.platform, platform.machine())
+    parts = [repr((machine, cxx, run([*cxx, "--version"]), flags_of_the_user())).encode()]
+    # This file too: it holds the flags.
+    for file in (Path(__file__), *sorted([*HERE.glob("*.cpp"), *HERE.glob("*.h")])):
+        parts += [file.name.encode(), file.read_bytes()]
+    return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
+
+
+def run(command: list[str]) -> str:
+    """What one command of the compiler prints."""
     try:
         result = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:
         raise NoLibraryError(f"the C++ compiler {command[0]} does not run: {error}") from error
     if result.returncode:
         raise NoLibraryError(f"{shlex.join(command)} failed:\n{result.stderr.strip()[-4000:]}")
+    return result.stdout
 
 
 def build_or_say_why() -> bool:
-    """Build; where that fails leave the reason in `FAILURE` and no library. Whether there is one."""
+    """Build if `LIBRARY` is of another recipe; where that fails leave the reason in `FAILURE` and no library.
+
+    Returns whether there is one.
+    """
     FAILURE.unlink(missing_ok=True)
     try:
-        build()
+        wanted = recipe()
+        if not (LIBRARY.exists() and RECIPE.exists() and RECIPE.read_text() == wanted):
+            RECIPE.unlink(missing_ok=True)  # nothing vouches for a library that is being replaced
+            build(LIBRARY)
+            RECIPE.write_text(wanted)
     except NoLibraryError as error:
         LIBRARY.unlink(missing_ok=True)
         FAILURE.write_text(str(error))
