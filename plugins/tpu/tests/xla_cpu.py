@@ -32,6 +32,8 @@ __all__ = ["kv_layout", "make_graph_runner", "platform_configure", "register_ker
 MEMORY = 2 << 30
 REAL = "OCTAVO_TEST_PJRT"
 PLUGIN = "xla_plugins/xla_cpu_pjrt/xla_cpu_pjrt.so"
+HASTE = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+"""For LLVM, behind XLA's own passes: tests wait for the compiler, not for what it makes."""
 
 
 @hookimpl
@@ -67,6 +69,7 @@ def start() -> None:
     os.environ["TPU_LIBRARY_PATH"] = str(build_proxy(site / Path(PLUGIN).parent / "include"))
     os.environ["TPU_SKIP_MDS_QUERY"] = "1"
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    os.environ.setdefault("XLA_FLAGS", HASTE)
     import libtpu
 
     libtpu.configure_library_path = lambda: None  # torch_tpu calls it when imported, and would lose the path above

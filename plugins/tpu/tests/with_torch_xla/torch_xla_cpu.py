@@ -22,6 +22,8 @@ from octavo_tpu.runtimes import TORCH_XLA, open_device
 __all__ = ["kv_layout", "make_graph_runner", "platform_configure", "register_kernels"]
 
 MEMORY = 2 << 30
+HASTE = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+"""For LLVM, behind XLA's own passes: tests wait for the compiler, not for what it makes."""
 
 
 @hookimpl
@@ -43,5 +45,6 @@ def platform_caps(options: Mapping[str, object]) -> PlatformCaps:
 @hookimpl
 def make_device(local_rank: int, caps: PlatformCaps) -> Device:
     os.environ["PJRT_DEVICE"] = "CPU"
+    os.environ.setdefault("XLA_FLAGS", HASTE)
     os.environ["CPU_NUM_DEVICES"] = str(caps.extras["chips"])
     return open_device(local_rank, caps.extras)
