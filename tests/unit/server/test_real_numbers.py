@@ -137,7 +137,10 @@ async def test_case_C15_a_set_of_no_tokens_is_refused_before_anything_is_compute
     await server.refused(PATH, {"prompt": [5], **wrong}, field="allowed_token_ids")
 
 
-@pytest.mark.parametrize("parser", ["hermes", "mistral", "qwen3_coder", "pythonic", "glm45"])
+@pytest.mark.parametrize(
+    "parser",
+    ["hermes", "qwen3_coder", *(pytest.param(one, marks=pytest.mark.slow) for one in ("mistral", "pythonic", "glm45"))],
+)
 async def test_case_C16_descriptions_of_any_text_do_not_break_the_grammar_of_a_call(serve_model, tmp_path, parser):
     folder = make_model(tmp_path / "roomy", "llama", max_position_embeddings=2048)
     options = ServerOptions(tool_call_parser=parser, reasoning_parser="none")

@@ -71,7 +71,7 @@ def test_a_stop_string_among_drafts_ends_the_answer_as_ever(told: Any, folder: P
     assert sum(stats.spec_accepted) > 0
 
 
-@pytest.mark.parametrize("right", [10, 6, 0])
+@pytest.mark.parametrize("right", [10, pytest.param(6, marks=pytest.mark.slow), 0])
 def test_answers_in_shape_are_as_without_drafts(told: Any, folder: Path, right: int) -> None:
     params = [
         SamplingParams(temperature=t, seed=i, max_tokens=60, structured_outputs=shape, **more)

@@ -35,7 +35,8 @@ def register_kernels(registry):
 AGREES = "test_t2_ops.py::test_an_op_kernel_agrees_with_the_reference"
 
 
-@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("jobs", [1, 2])
 def test_kernels_that_crash_and_hang_are_named_and_the_others_tested(check: Check, jobs: int) -> None:
     settings = "[max_seconds]\ntest = 20\n[tolerance]\nadd_rms_norm.float32 = 1e-3\nattention.float32 = 1e-3\n"
     result = check(DEADLY, tiers="2", settings=settings, jobs=jobs)
@@ -51,7 +52,6 @@ def test_kernels_that_crash_and_hang_are_named_and_the_others_tested(check: Chec
     assert not result.passed
 
 
-@pytest.mark.slow
 def test_a_known_crash_is_a_known_failure(check: Check) -> None:
     known = '[xfail]\n"*agrees*rms_norm-deadly*" = "the driver crashes"\n[skip]\n"*greedy-endless*" = "it hangs"\n'
     result = check(DEADLY, tiers="2", settings=known)
