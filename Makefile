@@ -103,11 +103,11 @@ test-tpu: $(ENVS)/tpu/.ready  ## test octavo-tpu on XLA's CPU device and against
 	$(TEST_ENV) TORCH_DEVICE_BACKEND_AUTOLOAD=0 $(ENVS)/tpu/bin/python -m pytest plugins/tpu/tests --ignore plugins/tpu/tests/test_tpu_kernel.py --ignore-glob '*/with_*'
 	$(KIT_torch_tpu) --tier 0,1,2,3,4
 
-# Tier 3 is of the kernel that torch_tpu has on XLA's CPU device too.
+# Tiers 2 and 3 are of kernels that torch_tpu has on XLA's CPU device too.
 test-tpu-xla: $(ENVS)/tpu-xla/.ready  ## test octavo-tpu with torch_xla on its XLA:CPU
 	$(ENVS)/tpu-xla/bin/python .ci/no_cuda.py
 	$(TEST_ENV) $(ENVS)/tpu-xla/bin/python -m pytest plugins/tpu/tests/with_torch_xla --confcutdir plugins/tpu/tests/with_torch_xla
-	$(KIT_torch_xla) --tier 0,1,2,4
+	$(KIT_torch_xla) --tier 0,1,4
 
 test-tpu-slow: $(ENVS)/tpu/.ready $(ENVS)/tpu-xla/.ready  ## run the whole conformance kit on octavo-tpu, on both runtimes
 	@mkdir -p build
